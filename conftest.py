@@ -1,0 +1,37 @@
+"""What every test of weft shares: shape annotations are checked, Hypothesis profiles, unset memory is NaN."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+from jaxtyping import install_import_hook
+
+# Every public tensor annotation is enforced in the test run. `kernels` stays out: the hook breaks @triton.jit.
+_CHECKED = ["batch", "layers", "attention", "models", "inference", "tokenizer", "llm", "output_processor", "testing"]
+install_import_hook([f"weft.{name}" for name in _CHECKED], "beartype.beartype")
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may depend on the network
+
+settings.register_profile("dev", max_examples=50, stateful_step_count=30, deadline=None)
+settings.register_profile("ci", max_examples=200, stateful_step_count=50, deadline=None, derandomize=True)
+settings.register_profile(
+    "nightly",
+    max_examples=5000,
+    stateful_step_count=150,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+
+@pytest.fixture(autouse=True)
+def _unset_memory_is_nan() -> Iterator[None]:
+    """torch.empty comes back as NaN, so that a read of memory nobody wrote shows in the result."""
+    import torch
+
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])

@@ -1,0 +1,86 @@
+"""What an attention backend is. One backend is one file beside this one; none knows a model, a request or a scheduler.
+
+A backend is stateless and answers questions; the cache that it allocates holds keys and values; a cache prepares one
+`Attend` a step, which every layer of that step calls.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from weft.batch import Batch
+from weft.config import BlockGeometry, Limits
+from weft.layers.operations import Attend
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec:
+    """The attention of one layer, as its model declares it.
+
+    scale: factor on query-key products.
+    window: keys a query sees, itself included (window 4: itself and the 3 before); None sees all.
+    soft_cap: scores become `cap * tanh(score / cap)` before masking; None leaves them.
+    cache_group: layers of one group share geometry, dtype and block tables.
+    """
+
+    num_query_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+    cache_group: int = 0
+
+
+@runtime_checkable
+class StaticAttend(Attend, Protocol):
+    """An Attend whose addresses never change, so that a step can be captured once and replayed.
+
+    `load` rewrites its fixed tensors for the next step; calling it is what the graph records.
+    """
+
+    def load(self, batch: Batch) -> None: ...
+
+
+@runtime_checkable
+class Cache(Protocol):
+    """Keys and values of every layer of one engine."""
+
+    def prepare(self, batch: Batch) -> Attend:
+        """The Attend of this step: metadata is computed here, once a step, not once a layer."""
+        ...
+
+    def prepare_static(self, limits: Limits) -> StaticAttend | None:
+        """An Attend that can be captured in a graph, or None if this cache has none."""
+        ...
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, (source, target) each, in every layer."""
+        ...
+
+
+@runtime_checkable
+class AttentionBackend(Protocol):
+    """Stateless: says what it can do, and allocates."""
+
+    name: str
+
+    def supports(self, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> str | None:
+        """None, or the reason why this layer cannot run here."""
+        ...
+
+    def geometry(self, limits: Limits) -> BlockGeometry:
+        """Blocks for these limits, before the memory is known to suffice."""
+        ...
+
+    def bytes_per_block(self, specs: Sequence[AttentionSpec], geometry: BlockGeometry, dtype: torch.dtype) -> int:
+        """Memory that one block takes over all layers."""
+        ...
+
+    def allocate(
+        self, specs: Sequence[AttentionSpec], geometry: BlockGeometry, dtype: torch.dtype, device: torch.device
+    ) -> Cache:
+        """The cache. Its contents are undefined until written; a correct Attend never reads them before."""
+        ...

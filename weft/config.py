@@ -1,0 +1,181 @@
+"""The frozen configuration of an engine, composed of one part for each of its parts.
+
+Knows names and ranges only: which policies, backends and models exist is known where they live. Derived values
+(the size of the pool, the dtype chosen) are returned by whoever derives them and never written back here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from weft.errors import ConfigError, UnknownArgumentError
+
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
+
+Config = TypeVar("Config")
+
+
+def strict(cls: type[Config]) -> type[Config]:
+    """Class decorator: an unknown keyword is an error that names the nearest known one."""
+    construct = cls.__init__
+    known = {item.name for item in fields(cls)}  # type: ignore[arg-type]  # decorates dataclasses only
+
+    def checked(self: Config, *args: Any, **options: Any) -> None:
+        for name in options:
+            if name not in known:
+                raise UnknownArgumentError(cls.__name__, name, known)
+        construct(self, *args, **options)
+
+    cls.__init__ = checked  # type: ignore[assignment]  # mypy types a class's __init__ as taking no arguments
+    return cls
+
+
+def positive(owner: str, **values: int | None) -> None:
+    """Raise ConfigError unless each given value is a positive integer (None passes)."""
+    for name, value in values.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigError(f"{owner}.{name} must be a positive integer, got {value!r}")
+
+
+@strict
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which weights, and what they become in memory.
+
+    model: an alias (`smollm2-135m`), a local folder, a `.gguf` file, or a hub id.
+    dtype: `auto` is the checkpoint's own on CUDA, and float32 for a quantised GGUF and on CPUs.
+    device: `auto`, `cpu`, `cuda` or `cuda:N`.
+    seed: seeds the requests that bring no seed, and dummy weights.
+    max_model_len: longest sequence in tokens, prompt included; None is the model's own limit.
+    """
+
+    model: str
+    revision: str | None = None
+    load_format: str = "auto"
+    skip_tokenizer_init: bool = False
+    dtype: str = "auto"
+    device: str = "auto"
+    seed: int = 0
+    max_model_len: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise ConfigError(f"model must be a name, a folder or a file, got {self.model!r}")
+        if self.load_format not in LOAD_FORMATS:
+            raise ConfigError(f"unknown load_format={self.load_format!r}", hint="one of " + ", ".join(LOAD_FORMATS))
+        if DTYPE_ALIASES.get(self.dtype, self.dtype) not in DTYPES:
+            known = ", ".join((*DTYPES, *DTYPE_ALIASES))
+            raise ConfigError(f"unknown dtype={self.dtype!r}", hint=f"one of {known}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
+            raise ConfigError(f"seed must be an integer in [0, 2**64), got {self.seed!r}")
+        positive("ModelConfig", max_model_len=self.max_model_len)
+
+
+@strict
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The memory for keys and values.
+
+    attention_backend: a name from `weft/attention`, or `auto`.
+    gpu_memory_utilization: the part of the device's free memory (on CPUs: of the RAM) that the cache may take.
+    """
+
+    attention_backend: str = "auto"
+    gpu_memory_utilization: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization!r}")
+
+
+@strict
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """What one step may hold.
+
+    policy: a name from `weft/inference/policies`.
+    max_num_seqs: requests that run at once.
+    max_num_batched_tokens: new tokens of one step, over all requests.
+    max_chunk_tokens: new tokens of one request in one step; None is the whole budget.
+    """
+
+    policy: str = "static"
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 2048
+    max_chunk_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        positive(
+            "SchedulerConfig",
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_chunk_tokens=self.max_chunk_tokens,
+        )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}: "
+                "a step could not give each running request one token",
+                hint="raise max_num_batched_tokens or lower max_num_seqs",
+            )
+
+
+# The flat names of `weft.LLM(...)`, and the part that each belongs to.
+_PARTS: Mapping[str, Any] = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
+
+
+@strict
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything that an engine is built from.
+
+    EngineConfig(model=ModelConfig(model="smollm2-135m"))
+    EngineConfig.of(model="smollm2-135m", dtype="bf16", max_num_seqs=32)      # the same fields, flat
+    """
+
+    model: ModelConfig
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    @classmethod
+    def of(cls, **options: Any) -> "EngineConfig":
+        """Build from flat names, each sent to the one part that has it.
+
+        Raises: UnknownArgumentError for a name that no part has, ConfigError for a value out of range.
+        """
+        homes = {item.name: part for part, kind in _PARTS.items() for item in fields(kind)}
+        parts: dict[str, dict[str, Any]] = {part: {} for part in _PARTS}
+        for name, value in options.items():
+            if name not in homes:
+                raise UnknownArgumentError("LLM", name, homes)
+            parts[homes[name]][name] = value
+        return cls(**{part: kind(**parts[part]) for part, kind in _PARTS.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The largest step that an engine will ever build, and the longest sequence.
+
+    max_num_seqs: B.   max_num_batched_tokens: T_total.   max_model_len: S_max, in tokens.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockGeometry:
+    """What the scheduler and the allocator need to know of a cache.
+
+    shareable: two requests may read one block (a contiguous row is one block of S_max tokens, not shareable).
+    """
+
+    num_blocks: int
+    block_size: int
+    shareable: bool
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold this many tokens."""
+        return -(-num_tokens // self.block_size)

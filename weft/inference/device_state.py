@@ -1,0 +1,127 @@
+"""What the device knows of every running request, a row each: the authority that a step's batch is gathered from.
+
+Nothing here reads the device back: tokens sampled by one step feed the next without passing the host.
+"""
+
+from itertools import accumulate
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from weft.batch import Batch, GroupTables, SamplingRows
+from weft.config import BlockGeometry, Limits
+from weft.inference.plan import Admission, NewBlocks, StepPlan
+
+
+class DeviceState:
+    """Rows `0 .. max_num_seqs - 1`; the row after the last is scratch for padding."""
+
+    token_ids: Int[Tensor, "rows S_max"]
+    num_computed_tokens: Int[Tensor, "rows"]
+    block_table: Int[Tensor, "rows M"]
+    temperatures: Float[Tensor, "rows"]
+    seeds: Int[Tensor, "rows"]
+
+    def __init__(self, limits: Limits, geometry: BlockGeometry, device: torch.device) -> None:
+        rows = limits.max_num_seqs + 1
+        self._device = device
+        self._block_size = geometry.block_size
+        self.token_ids = torch.zeros(rows, limits.max_model_len, dtype=torch.int64, device=device)
+        self.num_computed_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        columns = geometry.blocks_for(limits.max_model_len)
+        self.block_table = torch.zeros(rows, columns, dtype=torch.int64, device=device)
+        self.temperatures = torch.zeros(rows, dtype=torch.float32, device=device)
+        self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._noisy = [False] * rows  # the host's copy of `temperatures > 0`
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take in what the plan changes: requests that take a row, blocks that a row gains."""
+        for admission in plan.admissions:
+            self._admit(admission)
+        assert len(plan.new_blocks) == 1, "one cache group"
+        for grown in plan.new_blocks[0]:
+            self._append_blocks(grown)
+
+    def gather(self, plan: StepPlan) -> Batch:
+        """The step's batch, built on the device from its rows."""
+        rows = self._tensor(plan.rows)
+        counts = self._tensor(plan.num_new_tokens)
+        starts = [0, *accumulate(plan.num_new_tokens)]
+        total = starts[-1]
+        query_starts = self._tensor(starts)
+        owner = torch.repeat_interleave(torch.arange(len(plan.rows), device=self._device), counts, output_size=total)
+        offsets = torch.arange(total, device=self._device) - query_starts[owner]
+        computed = self.num_computed_tokens[rows]
+        positions = computed[owner] + offsets
+        row_of_token = rows[owner]
+        blocks = self.block_table[row_of_token, positions // self._block_size]
+        lengths = computed + counts
+        return Batch(
+            token_ids=self.token_ids[row_of_token, positions],
+            positions=positions,
+            sequence_lengths=lengths,
+            query_starts=query_starts,
+            groups=(
+                GroupTables(
+                    block_tables=self.block_table[rows],
+                    slot_mapping=blocks * self._block_size + positions % self._block_size,
+                ),
+            ),
+            logit_rows=self._tensor(_logit_rows(plan, starts)),
+            sampling=self._sampling_rows(plan, lengths),
+        )
+
+    def commit(self, plan: StepPlan, lengths: Int[Tensor, "B"], sampled: Int[Tensor, "R"]) -> None:
+        """After the step: its tokens count as computed, and each sampled token takes its place in its row."""
+        self.num_computed_tokens[self._tensor(plan.rows)] = lengths
+        ends = [(column, last) for column, last in enumerate(_last_logit_rows(plan)) if last is not None]
+        if not ends:
+            return
+        columns, last_rows = self._tensor([column for column, _ in ends]), self._tensor([last for _, last in ends])
+        rows = self._tensor([plan.rows[column] for column, _ in ends])
+        # A full context has no place for the token; a failed row (-1) keeps a valid id until the host drops it.
+        places = lengths[columns].clamp(max=self.token_ids.shape[1] - 1)
+        self.token_ids[rows, places] = sampled[last_rows].clamp(min=0)
+
+    def _admit(self, admission: Admission) -> None:
+        row, count = admission.row, len(admission.token_ids)
+        self.token_ids[row, :count] = self._tensor(admission.token_ids)
+        self.num_computed_tokens[row] = admission.num_computed_tokens
+        self.temperatures[row] = admission.params.temperature
+        self.seeds[row] = admission.seed - 2**64 if admission.seed >= 2**63 else admission.seed
+        self._noisy[row] = admission.params.temperature > 0
+
+    def _append_blocks(self, grown: NewBlocks) -> None:
+        last = grown.first + len(grown.blocks)
+        self.block_table[grown.row, grown.first : last] = self._tensor(grown.blocks)
+
+    def _sampling_rows(self, plan: StepPlan, lengths: Int[Tensor, "B"]) -> SamplingRows:
+        """One entry a logit row: a last row samples the token after the last one, an earlier row one before."""
+        columns = [column for column, count in enumerate(plan.num_logit_rows) for _ in range(count)]
+        backwards = [count - 1 - row for count in plan.num_logit_rows for row in range(count)]
+        rows = self._tensor([plan.rows[column] for column in columns])
+        return SamplingRows(
+            temperatures=self.temperatures[rows],
+            seeds=self.seeds[rows],
+            positions=lengths[self._tensor(columns)] - self._tensor(backwards),
+            any_noise=any(self._noisy[plan.rows[column]] for column in columns),
+        )
+
+    def _tensor(self, values: list[int] | tuple[int, ...]) -> Int[Tensor, "_"]:
+        return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
+
+
+def _logit_rows(plan: StepPlan, starts: list[int]) -> list[int]:
+    """Indices into the step's tokens: the last `num_logit_rows` of each request.
+
+    2 requests of 3 and 1 new tokens, 2 and 1 logit rows: [1, 2, 3]
+    """
+    ends = zip(starts[1:], plan.num_logit_rows, strict=True)
+    return [index for end, count in ends for index in range(end - count, end)]
+
+
+def _last_logit_rows(plan: StepPlan) -> list[int | None]:
+    """For each request the place of its last logit row among all of them, or None if it has none."""
+    ends = accumulate(plan.num_logit_rows)
+    return [end - 1 if count else None for end, count in zip(ends, plan.num_logit_rows, strict=True)]

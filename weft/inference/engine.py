@@ -1,0 +1,195 @@
+"""The engine: token ids in, token ids out, one step at a time. Knows no text.
+
+engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0))
+while engine.has_unfinished_requests():
+    for output in engine.step(): ...
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from random import Random
+
+import torch
+
+from weft.attention import find_backend, known_backends
+from weft.attention.interface import AttentionBackend, AttentionSpec
+from weft.config import BlockGeometry, EngineConfig, Limits
+from weft.errors import (
+    ConfigError,
+    ContextLengthError,
+    DuplicateRequestError,
+    EmptyPromptError,
+    RequestError,
+    SamplingParamsError,
+    TokenOutOfRangeError,
+)
+from weft.inference.placement import Placement, place
+from weft.inference.policies import find_policy
+from weft.inference.request import Request
+from weft.inference.runner import ModelRunner, Observer
+from weft.inference.sampler import GumbelSampler, Sampler
+from weft.inference.sampling_params import SamplingParams
+from weft.inference.scheduler import Scheduler, StepOutput
+from weft.models.checkpoint.interface import Checkpoint
+from weft.models.checkpoint.load import load_model, read_config
+
+logger = logging.getLogger("weft")
+
+
+class Engine:
+    """Everything between token ids and tokens: scheduler, runner, model, cache.
+
+    limits, vocab_size, eos_token_ids, placement: what was chosen when it was built.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        *,
+        sampler: Sampler | None = None,
+        observe: Observer | None = None,
+        show_progress: bool = False,
+    ) -> None:
+        """Load the model and allocate the cache.
+
+        sampler: replaces the sampler, for tests that force tokens.   observe: sees every step's logits.
+        Raises: ConfigError, CheckpointError and their kinds, before the weights are read where that is possible.
+        """
+        policy = find_policy(config.scheduler.policy)(max_num_seqs=config.scheduler.max_num_seqs)
+        self.placement = place(config.model, checkpoint.stored_dtype)
+        model_config = read_config(checkpoint)
+        self.limits = _limits(config, model_config.max_model_len)
+        self.vocab_size: int = model_config.vocab_size
+        self.eos_token_ids = checkpoint.generation.eos_token_ids
+        self.model = load_model(
+            checkpoint,
+            max_positions=self.limits.max_model_len,
+            dtype=self.placement.dtype,
+            device=self.placement.device,
+            dummy_seed=config.model.seed if config.model.load_format == "dummy" else None,
+            show_progress=show_progress,
+        )
+        specs = self.model.attention_specs
+        backend = _backend(config.cache.attention_backend, specs, self.placement)
+        geometry = backend.geometry(self.limits)
+        needed = (geometry.num_blocks + 1) * backend.bytes_per_block(specs, geometry, self.placement.dtype)
+        _check_memory(needed, geometry, config, self.placement.device)
+        cache = backend.allocate(specs, geometry, self.placement.dtype, self.placement.device)
+        self._runner = ModelRunner(
+            self.model,
+            cache,
+            sampler or GumbelSampler(),
+            limits=self.limits,
+            geometry=geometry,
+            device=self.placement.device,
+            observe=observe,
+        )
+        self._scheduler = Scheduler(config.scheduler, policy, geometry)
+        self._seeds = Random(config.model.seed)
+        self.description = (
+            f"{checkpoint.config.get('model_type')} on {self.placement.device} in "
+            f"{str(self.placement.dtype).removeprefix('torch.')} ({self.placement.reason}); "
+            f"attention {backend.name}, cache {needed / 2**20:.0f} MiB ({geometry.num_blocks} blocks of "
+            f"{geometry.block_size} tokens); policy {config.scheduler.policy}; "
+            f"max_model_len {self.limits.max_model_len}"
+        )
+        logger.info("%s", self.description)
+
+    def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Raise the typed error that `add_request` would raise, and change nothing."""
+        if len(prompt_token_ids) == 0:
+            raise EmptyPromptError("the prompt has no tokens", hint="give at least one token, a BOS for instance")
+        for place_, token in enumerate(prompt_token_ids):
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise RequestError(f"prompt_token_ids[{place_}] must be an integer, got {token!r}")
+            if not 0 <= token < self.vocab_size:
+                raise TokenOutOfRangeError(
+                    f"prompt_token_ids[{place_}]={token} is outside the vocabulary of {self.vocab_size} tokens"
+                )
+        if len(prompt_token_ids) >= self.limits.max_model_len:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt_token_ids)} tokens, which leaves no room for a new one in "
+                f"max_model_len={self.limits.max_model_len}",
+                hint="shorten the prompt or raise max_model_len",
+            )
+        for token in params.stop_token_ids:
+            if token >= self.vocab_size:
+                raise SamplingParamsError(
+                    f"stop_token_ids holds {token}, outside the vocabulary of {self.vocab_size} tokens"
+                )
+
+    def add_request(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Queue a request. Raises: RequestError and its kinds; the engine is then as it was."""
+        if request_id in self._scheduler:
+            raise DuplicateRequestError(f"request_id={request_id!r} is still in use")
+        self.validate(prompt_token_ids, params)
+        room = self.limits.max_model_len
+        eos = () if params.ignore_eos else self.eos_token_ids
+        self._scheduler.add(
+            Request(
+                request_id=request_id,
+                token_ids=list(prompt_token_ids),
+                num_prompt_tokens=len(prompt_token_ids),
+                params=params,
+                seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
+                stop_token_ids=frozenset((*eos, *params.stop_token_ids)),
+                max_len=min(room, len(prompt_token_ids) + (params.max_tokens or room)),
+            )
+        )
+
+    def has_unfinished_requests(self) -> bool:
+        return self._scheduler.has_requests
+
+    def step(self) -> list[StepOutput]:
+        """One step of every request that the scheduler picks: what each gained, and whether it ended."""
+        if not self._scheduler.has_requests:
+            return []
+        plan = self._scheduler.schedule()
+        return self._scheduler.update(plan, self._runner.execute(plan).tokens())
+
+    def finish(self, request_id: str) -> None:
+        """End a request from outside (a stop string, an abort) in any state; its memory is free at once. Idempotent."""
+        self._scheduler.finish(request_id)
+
+
+def _limits(config: EngineConfig, model_limit: int) -> Limits:
+    asked = config.model.max_model_len
+    if asked is not None and asked > model_limit:
+        raise ConfigError(
+            f"max_model_len={asked} exceeds the {model_limit} positions that the model declares",
+            hint="positions beyond were never trained, and a dynamic rope scaling there would depend on history",
+        )
+    return Limits(
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_model_len=asked or model_limit,
+    )
+
+
+def _backend(name: str, specs: Sequence[AttentionSpec], placement: Placement) -> AttentionBackend:
+    """The backend asked for, or the first that supports every layer."""
+    candidates = list(known_backends().values()) if name == "auto" else [find_backend(name)]
+    reasons = {}
+    for backend in candidates:
+        reason = next(filter(None, (backend.supports(s, placement.dtype, placement.device) for s in specs)), None)
+        if reason is None:
+            return backend
+        reasons[backend.name] = reason
+    raise ConfigError(f"no attention backend can run this model: {reasons}")
+
+
+def _check_memory(needed: int, geometry: BlockGeometry, config: EngineConfig, device: torch.device) -> None:
+    """Raise ConfigError, with the numbers, if the cache would not fit."""
+    if device.type == "cuda":
+        there = torch.cuda.mem_get_info(device)[0]
+    else:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    budget = int(there * config.cache.gpu_memory_utilization)
+    if needed > budget:
+        raise ConfigError(
+            f"the cache needs {needed / 2**30:.1f} GiB ({geometry.num_blocks} blocks of {geometry.block_size} tokens) "
+            f"and {budget / 2**30:.1f} GiB may be used",
+            hint="lower max_model_len or max_num_seqs, or raise gpu_memory_utilization",
+        )

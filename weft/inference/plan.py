@@ -1,0 +1,46 @@
+"""What the scheduler decides for one step, in columns. Plain Python: it crosses to the device side as a whole."""
+
+from dataclasses import dataclass
+
+from weft.inference.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admission:
+    """A request that takes a row in this step. `token_ids` are all it has: prompt, and output after a preemption."""
+
+    row: int
+    token_ids: tuple[int, ...]
+    num_computed_tokens: int
+    params: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewBlocks:
+    """Blocks appended to a row's table, from column `first` on."""
+
+    row: int
+    first: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepPlan:
+    """One step. Column i of the first four belongs to one request; there is no phase: prefill has many new tokens.
+
+    num_new_tokens: an upper bound on what the step computes for the request.
+    num_logit_rows: how many of its last new tokens want logits; 0 for a chunk that stops short of the request's end.
+    new_blocks: for each cache group, what its block tables gain before the step.
+    block_copies: (source, target) blocks to copy before the step.
+    preempted_ids: requests that lost row and blocks in making this plan.
+    """
+
+    request_ids: tuple[str, ...]
+    rows: tuple[int, ...]
+    num_new_tokens: tuple[int, ...]
+    num_logit_rows: tuple[int, ...]
+    admissions: tuple[Admission, ...] = ()
+    new_blocks: tuple[tuple[NewBlocks, ...], ...] = ((),)
+    block_copies: tuple[tuple[int, int], ...] = ()
+    preempted_ids: tuple[str, ...] = ()

@@ -1,0 +1,49 @@
+"""One request and its progress, in plain Python: the scheduler's view of it. Knows no device and no text."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from weft.inference.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Request:
+    """Tokens known so far (prompt, then output) and how many of them have keys and values in the cache.
+
+    seed: the sampling seed, drawn for the request if its params name none.
+    stop_token_ids: every id that ends it, EOS included unless ignored.
+    max_len: total tokens at which it ends by length: of max_tokens and the context, the nearer.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    seed: int
+    stop_token_ids: frozenset[int]
+    max_len: int
+    num_computed_tokens: int = 0
+    row: int | None = None
+    blocks: list[int] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """What the request still chases: the prompt's rest, or the one token sampled last."""
+        return self.num_tokens - self.num_computed_tokens
+
+    def stop_after(self, token: int) -> tuple[FinishReason, int | None] | None:
+        """Whether the token just appended ends the request: why, and the stop token if it was one.
+
+        A stop token wins over the length, as in HuggingFace and vLLM: the last allowed token may be the EOS.
+        """
+        if token in self.stop_token_ids:
+            return "stop", token
+        if self.num_tokens >= self.max_len:
+            return "length", None
+        return None

@@ -1,0 +1,145 @@
+"""Rotary position embedding (Su et al. 2021): frequencies of each scaling type, the cos/sin table, the rotation.
+
+Knows a checkpoint's `rope_parameters` and nothing else of it. Tables are computed in float32 and cast once.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from weft.errors import UnsupportedCheckpointError
+
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "factors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """A checkpoint's rotary parameters, under HuggingFace's names.
+
+    rope_type: one of ROPE_TYPES; `factors` divides each frequency by a number of its own (GGUF's `rope_freqs`).
+    original_max_position_embeddings: the context the model was trained with, before scaling.
+    """
+
+    theta: float
+    head_dim: int
+    rope_type: str
+    max_position_embeddings: int
+    original_max_position_embeddings: int
+    options: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], head_dim: int) -> "RopeConfig":
+        """Read `rope_parameters` (or the older `rope_scaling` and `rope_theta`) of a `config.json`.
+
+        Raises: UnsupportedCheckpointError for a rope type that weft does not have.
+        """
+        options = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        rope_type = options.get("rope_type") or options.get("type") or "default"
+        if rope_type not in ROPE_TYPES:
+            raise UnsupportedCheckpointError(
+                f"rope_type={rope_type!r} is not supported", hint="supported: " + ", ".join(ROPE_TYPES)
+            )
+        partial = options.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+        if partial != 1.0:
+            raise UnsupportedCheckpointError(f"partial_rotary_factor={partial!r} is not supported, only 1.0")
+        limit = config["max_position_embeddings"]
+        original = config.get("original_max_position_embeddings") or options.get("original_max_position_embeddings")
+        return cls(
+            theta=float(options.get("rope_theta") or config.get("rope_theta") or 10000.0),
+            head_dim=head_dim,
+            rope_type=rope_type,
+            max_position_embeddings=limit,
+            original_max_position_embeddings=original or limit,
+            options=options,
+        )
+
+
+def inverse_frequencies(rope: RopeConfig) -> tuple[Float[Tensor, "D/2"], float]:
+    """Angle a position advances each pair by, in radians, and the factor on cos and sin; float32, on the CPU.
+
+    Equal to HuggingFace's bit for bit, hence the same operations in the same order.
+    """
+    base: Tensor = rope.theta ** (torch.arange(0, rope.head_dim, 2, dtype=torch.float) / rope.head_dim)
+    plain = 1.0 / base
+    match rope.rope_type:
+        case "linear":
+            return plain / rope.options["factor"], 1.0
+        case "llama3":
+            return _llama3(plain, rope), 1.0
+        case "yarn":
+            return _yarn(base, rope)
+        case "factors":
+            return plain / torch.tensor(rope.options["factors"], dtype=torch.float), 1.0
+        case _:  # "default", and "dynamic", which is the identity up to the original length
+            return plain, 1.0
+
+
+def _llama3(plain: Float[Tensor, "D/2"], rope: RopeConfig) -> Float[Tensor, "D/2"]:
+    """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a linear blend between."""
+    factor, low, high = (rope.options[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    original = rope.original_max_position_embeddings
+    wavelengths = 2 * math.pi / plain
+    scaled = torch.where(wavelengths > original / low, plain / factor, plain)
+    smooth = (original / wavelengths - low) / (high - low)
+    blend = (1 - smooth) * scaled / factor + smooth * scaled
+    between = ~(wavelengths < original / high) & ~(wavelengths > original / low)
+    return torch.where(between, blend, scaled)
+
+
+def _yarn(base: Float[Tensor, "D/2"], rope: RopeConfig) -> tuple[Float[Tensor, "D/2"], float]:
+    """YaRN (Peng et al. 2023): section 3.2, the ramp between interpolating and extrapolating; 3.4, the factor."""
+    options, dim, original = rope.options, rope.head_dim, rope.original_max_position_embeddings
+    factor = options.get("factor")
+    if factor is None:
+        factor = rope.max_position_embeddings / original
+
+    def magnitude(scale: float, weight: float = 1.0) -> float:
+        return 1.0 if scale <= 1 else 0.1 * weight * math.log(scale) + 1.0
+
+    attention_factor = options.get("attention_factor")
+    if attention_factor is None:
+        mscale, mscale_all = options.get("mscale"), options.get("mscale_all_dim")
+        if mscale and mscale_all:
+            attention_factor = magnitude(factor, mscale) / magnitude(factor, mscale_all)
+        else:
+            attention_factor = magnitude(factor)
+
+    def dimension_of(rotations: float) -> float:
+        return (dim * math.log(original / (rotations * 2 * math.pi))) / (2 * math.log(rope.theta))
+
+    low, high = dimension_of(options.get("beta_fast") or 32), dimension_of(options.get("beta_slow") or 1)
+    if options.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    span = high - low if high != low else 0.001
+    keep = 1 - torch.clamp((torch.arange(dim // 2, dtype=torch.float) - low) / span, 0, 1)
+    return 1.0 / (factor * base) * (1 - keep) + 1.0 / base * keep, float(attention_factor)
+
+
+class RotaryTable(nn.Module):
+    """cos and sin of each position and pair, computed in float32 and cast once, as HuggingFace casts them at use."""
+
+    cos: Float[Tensor, "S_max D/2"]
+    sin: Float[Tensor, "S_max D/2"]
+
+    def __init__(self, rope: RopeConfig, max_positions: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        frequencies, factor = inverse_frequencies(rope)
+        positions = torch.arange(max_positions, dtype=torch.float, device=device)
+        angles = positions[:, None] * frequencies.to(device)
+        self.register_buffer("cos", (angles.cos() * factor).to(dtype), persistent=False)
+        self.register_buffer("sin", (angles.sin() * factor).to(dtype), persistent=False)
+
+
+def rotate(
+    x: Float[Tensor, "T_total H D"], positions: Int[Tensor, "T_total"], table: RotaryTable
+) -> Float[Tensor, "T_total H D"]:
+    """Rotate the pairs (i, i + D/2) of each head by the position's angles; each product and sum rounds in x's dtype."""
+    cos, sin = table.cos[positions][:, None], table.sin[positions][:, None]
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

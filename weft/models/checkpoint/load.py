@@ -1,0 +1,64 @@
+"""From a checkpoint to a model whose every parameter is set."""
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from weft.layers.weights import poison
+from weft.models import find_family
+from weft.models.checkpoint.interface import Checkpoint
+from weft.models.family import Model
+
+# Rotary frequencies that old checkpoints carry as buffers: weft computes them.
+_IGNORED = ("rotary_emb.inv_freq",)
+
+
+def read_config(checkpoint: Checkpoint) -> Any:
+    """The family's own config. Raises: UnknownModelTypeError, CheckpointError, UnsupportedCheckpointError."""
+    return find_family(checkpoint.config.get("model_type")).read_config(checkpoint.config)
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    *,
+    max_positions: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    dummy_seed: int | None = None,
+    show_progress: bool = False,
+) -> Model:
+    """A model with the checkpoint's weights, for sequences of at most `max_positions` tokens.
+
+    dummy_seed: fill with small random weights of this seed instead, for measuring speed.
+    Raises: what `read_config` and `WeightSlots.fill` raise; nothing half-loaded is returned.
+    """
+    family = find_family(checkpoint.config.get("model_type"))
+    module = family.build(read_config(checkpoint), max_positions, dtype, device)
+    model = cast("Model", module)
+    if dummy_seed is not None:
+        _randomise(module, dummy_seed)
+        return model
+    poison(module)
+    tensors = tqdm(
+        checkpoint.tensors(),
+        total=checkpoint.num_tensors,
+        desc="Loading weights",
+        unit="tensor",
+        disable=not show_progress,
+        leave=False,
+    )
+    model.weight_slots().fill(tensors, ignored=_IGNORED)
+    return model
+
+
+def _randomise(module: nn.Module, seed: int) -> None:
+    """Normal weights of deviation 0.02, norms at 1: activations stay finite at any depth."""
+    for index, parameter in enumerate(module.parameters()):
+        generator = torch.Generator(device=parameter.device).manual_seed(seed + index)
+        with torch.no_grad():
+            if parameter.ndim == 1:
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(0.0, 0.02, generator=generator)

@@ -1,0 +1,32 @@
+"""Mistral (Jiang et al. 2023): Llama whose layers all see a sliding window of keys."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weft.attention.interface import AttentionSpec
+from weft.models.family import Family
+from weft.models.llama import Llama, LlamaConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class MistralConfig(LlamaConfig):
+    """sliding_window: keys a query sees, itself included; None sees all."""
+
+    sliding_window: int | None
+
+    @classmethod
+    def fields_of(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        # The architecture has no biases: whatever a config says of them, HuggingFace does not read it.
+        no_biases = {"attention_bias": False, "mlp_bias": False}
+        return super().fields_of(config) | no_biases | {"sliding_window": config.get("sliding_window", 4096)}
+
+
+class Mistral(Llama):
+    config: MistralConfig
+
+    def attention_spec(self, layer: int, window: int | None = None) -> AttentionSpec:
+        return super().attention_spec(layer, self.config.sliding_window)
+
+
+FAMILY = Family(model_type="mistral", read_config=MistralConfig.read, build=Mistral)

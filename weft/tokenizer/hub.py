@@ -1,0 +1,43 @@
+"""A checkpoint's own tokenizer, run by HuggingFace's library: text to token ids and back.
+
+Knows no model, no request and no stop string.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from weft.errors import CheckpointNotFoundError
+
+
+class HubTokenizer:
+    """`encode` and `decode` as the checkpoint's authors meant them, special tokens included."""
+
+    def __init__(self, folder: Path, gguf_file: str | None = None) -> None:
+        """Raises: CheckpointNotFoundError if the folder has no tokenizer."""
+        from transformers import AutoTokenizer  # seconds to import, and not needed for token-id prompts
+
+        options = {} if gguf_file is None else {"gguf_file": gguf_file}
+        try:
+            self.inner: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, **options)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            reason = str(error).splitlines()[0] if str(error) else repr(error)
+            raise CheckpointNotFoundError(
+                f"{folder} has no tokenizer that can be loaded: {reason}",
+                hint="pass skip_tokenizer_init=True and prompts of token ids",
+            ) from error
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids, with the special tokens that the tokenizer puts around a text."""
+        ids: list[int] = self.inner(text)["input_ids"]
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text without special tokens; spaces as they are."""
+        text: str = self.inner.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The conversation in the model's own template, ending where the assistant is to speak."""
+        text: str = self.inner.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return text
