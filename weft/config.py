@@ -39,6 +39,13 @@ def positive(owner: str, **values: int | None) -> None:
             raise ConfigError(f"{owner}.{name} must be a positive integer, got {value!r}")
 
 
+def named(owner: str, **values: str) -> None:
+    """Raise ConfigError unless each value is a string that says something."""
+    for name, value in values.items():
+        if not isinstance(value, str) or not value:
+            raise ConfigError(f"{owner}.{name} must be a name, got {value!r}")
+
+
 @strict
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -63,6 +70,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"model must be a name, a folder or a file, got {self.model!r}")
+        named("ModelConfig", load_format=self.load_format, dtype=self.dtype, device=self.device)
         if self.load_format not in LOAD_FORMATS:
             raise ConfigError(f"unknown load_format={self.load_format!r}", hint="one of " + ", ".join(LOAD_FORMATS))
         if DTYPE_ALIASES.get(self.dtype, self.dtype) not in DTYPES:
@@ -86,8 +94,10 @@ class CacheConfig:
     gpu_memory_utilization: float = 0.9
 
     def __post_init__(self) -> None:
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization!r}")
+        named("CacheConfig", attention_backend=self.attention_backend)
+        part = self.gpu_memory_utilization
+        if isinstance(part, bool) or not isinstance(part, int | float) or not 0 < part <= 1:
+            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {part!r}")
 
 
 @strict
@@ -107,6 +117,7 @@ class SchedulerConfig:
     max_chunk_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        named("SchedulerConfig", policy=self.policy)
         positive(
             "SchedulerConfig",
             max_num_seqs=self.max_num_seqs,
@@ -137,6 +148,14 @@ class EngineConfig:
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    def __post_init__(self) -> None:
+        for name, kind in _PARTS.items():
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(
+                    f"EngineConfig.{name} must be a {kind.__name__}, got {getattr(self, name)!r}",
+                    hint="EngineConfig.of(...) takes flat names",
+                )
 
     @classmethod
     def of(cls, **options: Any) -> "EngineConfig":

@@ -22,12 +22,19 @@ from weft.tokenizer.hub import HubTokenizer
 # A text, token ids, or a mapping with one of the two under `prompt` or `prompt_token_ids`.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
-# Fields of a generation_config.json that change sampling and that weft does not have, with the value that does nothing.
-_UNSUPPORTED_DEFAULTS = {
-    "top_k": (0, None),
-    "top_p": (1.0, None),
-    "min_p": (0, None),
-    "repetition_penalty": (1.0, None),
+# Fields of a generation_config.json that change the output and that weft does not have, with what does nothing.
+_UNSUPPORTED_DEFAULTS: Mapping[str, Any] = {
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_new_tokens": 0,
+    "num_beams": 1,
+    "bad_words_ids": [],
+    "suppress_tokens": [],
+    "begin_suppress_tokens": [],
 }
 
 
@@ -58,9 +65,9 @@ class LLM:
 
         Raises: ConfigError if they set a field that weft does not have yet, since dropping it would change the output.
         """
-        options = self._generation_options
+        options = {name: value for name, value in self._generation_options.items() if value is not None}
         for name, neutral in _UNSUPPORTED_DEFAULTS.items():
-            if options.get(name) not in neutral:
+            if options.get(name, neutral) != neutral:
                 raise ConfigError(
                     f"the model's generation_config sets {name}={options[name]!r}, which weft cannot do yet",
                     hint="pass SamplingParams, for instance SamplingParams(temperature=0)",
@@ -94,8 +101,8 @@ class LLM:
         finished: dict[str, RequestOutput] = {}
         try:
             for request_id, (text, token_ids), param in zip(request_ids, encoded, params, strict=True):
+                processor.add(request_id, text, token_ids)  # first, so that an interrupt between the two leaks nothing
                 self.engine.add_request(request_id, token_ids, param)
-                processor.add(request_id, text, token_ids)
             with tqdm(total=len(listed), desc="Generating", unit="request", disable=not use_tqdm) as bar:
                 while self.engine.has_unfinished_requests():
                     for step in self.engine.step():
@@ -147,7 +154,10 @@ class LLM:
                 unknown = next((key for key in prompt if key not in ("prompt", "prompt_token_ids")), None)
                 hint = nearest(str(unknown), ("prompt", "prompt_token_ids")) if unknown is not None else None
                 raise RequestError(f"a prompt mapping has one key, prompt or prompt_token_ids: {prompt!r}", hint=hint)
-            return self._encode(next(iter(prompt.values())))
+            ((key, value),) = prompt.items()
+            if isinstance(value, Mapping) or isinstance(value, str) != (key == "prompt"):
+                raise RequestError(f"prompt holds a text, prompt_token_ids a list of token ids: {prompt!r}")
+            return self._encode(value)
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError(

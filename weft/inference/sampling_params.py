@@ -1,11 +1,12 @@
 """What a request asks of its output. Names and defaults are vLLM's; a field that does nothing does not exist."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.config import strict
 from weft.errors import SamplingParamsError
+
+MAX_TEMPERATURE = 1e37  # times the largest noise, 17.4, it is finite in float32
 
 
 @strict
@@ -33,8 +34,8 @@ class SamplingParams:
         temperature = self.temperature
         if isinstance(temperature, bool) or not isinstance(temperature, int | float):
             raise SamplingParamsError(f"temperature must be a number, got {temperature!r}")
-        if not math.isfinite(temperature) or temperature < 0:
-            raise SamplingParamsError(f"temperature must be finite and at least 0, got {temperature!r}")
+        if not 0 <= temperature <= MAX_TEMPERATURE:
+            raise SamplingParamsError(f"temperature must be in [0, {MAX_TEMPERATURE}], got {temperature!r}")
         if self.seed is not None and not (_is_integer(self.seed) and 0 <= self.seed < 2**64):
             raise SamplingParamsError(f"seed must be an integer in [0, 2**64) or None, got {self.seed!r}")
         if self.max_tokens is not None and not (_is_integer(self.max_tokens) and self.max_tokens >= 1):

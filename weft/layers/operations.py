@@ -92,7 +92,8 @@ class PlainOperations:
         self, hidden: Float[Tensor, "T_total E"], norm: RMSNorm, mlp: GatedMLP
     ) -> Float[Tensor, "T_total E"]:
         gate, up = self.norm_linear(hidden, norm, mlp.gate_up).chunk(2, dim=-1)
-        return self.linear_add(functional.silu(gate) * up, mlp.down, hidden)
+        # torch's vectorised exp and its scalar tail differ in the last bit, and rows of a view each have a tail.
+        return self.linear_add(functional.silu(gate.contiguous()) * up, mlp.down, hidden)
 
     def logits(
         self,

@@ -12,9 +12,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from weft.errors import UnsupportedCheckpointError
+from weft.errors import CheckpointError, UnsupportedCheckpointError
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "factors")
+_NEEDED = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "factors": ("factors",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +41,8 @@ class RopeConfig:
     def of(cls, config: Mapping[str, Any], head_dim: int) -> "RopeConfig":
         """Read `rope_parameters` (or the older `rope_scaling` and `rope_theta`) of a `config.json`.
 
-        Raises: UnsupportedCheckpointError for a rope type that weft does not have.
+        Raises: UnsupportedCheckpointError for a rope type that weft does not have, CheckpointError for one whose
+            parameters are missing or too few.
         """
         options = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
         rope_type = options.get("rope_type") or options.get("type") or "default"
@@ -44,6 +50,12 @@ class RopeConfig:
             raise UnsupportedCheckpointError(
                 f"rope_type={rope_type!r} is not supported", hint="supported: " + ", ".join(ROPE_TYPES)
             )
+        for name in _NEEDED.get(rope_type, ()):
+            if options.get(name) is None:
+                raise CheckpointError(f"rope_type={rope_type!r} needs {name!r}, which the checkpoint does not give")
+        factors = options.get("factors", ())
+        if rope_type == "factors" and len(factors) != head_dim // 2:
+            raise CheckpointError(f"{len(factors)} rotary factors for the {head_dim // 2} pairs of head_dim={head_dim}")
         partial = options.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
         if partial != 1.0:
             raise UnsupportedCheckpointError(f"partial_rotary_factor={partial!r} is not supported, only 1.0")
@@ -59,7 +71,7 @@ class RopeConfig:
         )
 
 
-def inverse_frequencies(rope: RopeConfig) -> tuple[Float[Tensor, "D/2"], float]:
+def inverse_frequencies(rope: RopeConfig) -> tuple[Float[Tensor, "{rope.head_dim}//2"], float]:
     """Angle a position advances each pair by, in radians, and the factor on cos and sin; float32, on the CPU.
 
     Equal to HuggingFace's bit for bit, hence the same operations in the same order.
@@ -79,7 +91,7 @@ def inverse_frequencies(rope: RopeConfig) -> tuple[Float[Tensor, "D/2"], float]:
             return plain, 1.0
 
 
-def _llama3(plain: Float[Tensor, "D/2"], rope: RopeConfig) -> Float[Tensor, "D/2"]:
+def _llama3(plain: Float[Tensor, "pairs"], rope: RopeConfig) -> Float[Tensor, "pairs"]:
     """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a linear blend between."""
     factor, low, high = (rope.options[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))
     original = rope.original_max_position_embeddings
@@ -91,12 +103,11 @@ def _llama3(plain: Float[Tensor, "D/2"], rope: RopeConfig) -> Float[Tensor, "D/2
     return torch.where(between, blend, scaled)
 
 
-def _yarn(base: Float[Tensor, "D/2"], rope: RopeConfig) -> tuple[Float[Tensor, "D/2"], float]:
+def _yarn(base: Float[Tensor, "pairs"], rope: RopeConfig) -> tuple[Float[Tensor, "pairs"], float]:
     """YaRN (Peng et al. 2023): section 3.2, the ramp between interpolating and extrapolating; 3.4, the factor."""
     options, dim, original = rope.options, rope.head_dim, rope.original_max_position_embeddings
     factor = options.get("factor")
-    if factor is None:
-        factor = rope.max_position_embeddings / original
+    factor = rope.max_position_embeddings / original if factor is None else float(factor)
 
     def magnitude(scale: float, weight: float = 1.0) -> float:
         return 1.0 if scale <= 1 else 0.1 * weight * math.log(scale) + 1.0
@@ -105,14 +116,15 @@ def _yarn(base: Float[Tensor, "D/2"], rope: RopeConfig) -> tuple[Float[Tensor, "
     if attention_factor is None:
         mscale, mscale_all = options.get("mscale"), options.get("mscale_all_dim")
         if mscale and mscale_all:
-            attention_factor = magnitude(factor, mscale) / magnitude(factor, mscale_all)
+            attention_factor = magnitude(factor, float(mscale)) / magnitude(factor, float(mscale_all))
         else:
             attention_factor = magnitude(factor)
 
     def dimension_of(rotations: float) -> float:
         return (dim * math.log(original / (rotations * 2 * math.pi))) / (2 * math.log(rope.theta))
 
-    low, high = dimension_of(options.get("beta_fast") or 32), dimension_of(options.get("beta_slow") or 1)
+    low = dimension_of(float(options.get("beta_fast") or 32))
+    high = dimension_of(float(options.get("beta_slow") or 1))
     if options.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
@@ -124,8 +136,8 @@ def _yarn(base: Float[Tensor, "D/2"], rope: RopeConfig) -> tuple[Float[Tensor, "
 class RotaryTable(nn.Module):
     """cos and sin of each position and pair, computed in float32 and cast once, as HuggingFace casts them at use."""
 
-    cos: Float[Tensor, "S_max D/2"]
-    sin: Float[Tensor, "S_max D/2"]
+    cos: Float[Tensor, "S_max pairs"]
+    sin: Float[Tensor, "S_max pairs"]
 
     def __init__(self, rope: RopeConfig, max_positions: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()

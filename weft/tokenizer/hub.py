@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.errors import CheckpointNotFoundError
+from weft.errors import CheckpointNotFoundError, RequestError
 
 
 class HubTokenizer:
@@ -28,7 +28,14 @@ class HubTokenizer:
             ) from error
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, with the special tokens that the tokenizer puts around a text."""
+        """Token ids, with the special tokens that the tokenizer puts around a text.
+
+        Raises: RequestError for half of a surrogate pair, which is no text (a file name or argument may carry one).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"character {error.start} of the text, {text[error.start]!r}, is no Unicode") from error
         ids: list[int] = self.inner(text)["input_ids"]
         return ids
 

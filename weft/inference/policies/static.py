@@ -10,13 +10,13 @@ class Static:
 
     def __init__(self, *, max_num_seqs: int) -> None:
         self._max_num_seqs = max_num_seqs
-        self._batch: frozenset[str] = frozenset()
+        self._batch: frozenset[Request] = frozenset()  # requests, not ids: an id may come back as another request
 
     def candidates(self, running: Sequence[Request], waiting: Sequence[Request]) -> Iterator[Request]:
-        members = [request for request in waiting if request.request_id in self._batch]
+        members = [request for request in waiting if request in self._batch]
         if not running and not members:
             members = list(waiting[: self._max_num_seqs])
-            self._batch = frozenset(request.request_id for request in members)
+            self._batch = frozenset(members)
         yield from running
         yield from members
 

@@ -49,7 +49,8 @@ def load_model(
         disable=not show_progress,
         leave=False,
     )
-    model.weight_slots().fill(tensors, ignored=_IGNORED)
+    # An iterator: a type checker at run time may look into an iterable, and what it takes out of this one is lost.
+    model.weight_slots().fill(iter(tensors), ignored=_IGNORED)
     return model
 
 

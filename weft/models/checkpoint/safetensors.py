@@ -43,6 +43,9 @@ def _weight_files(folder: Path) -> list[Path]:
         weight_map = _read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CorruptCheckpointError(f"{index} has no 'weight_map'")
+        for name in weight_map.values():
+            if not isinstance(name, str) or not name or Path(name).name != name:
+                raise CorruptCheckpointError(f"{index}: {name!r} in 'weight_map' is no file of its folder")
         files = [folder / name for name in sorted(set(weight_map.values()))]
         for file in files:
             if not file.is_file():

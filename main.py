@@ -1,0 +1,120 @@
+"""uv run main.py: weft against HuggingFace generate, token for token, on a real model; exit status 0 if they agree."""
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+
+from weft.config import DTYPE_ALIASES, DTYPES, EngineConfig
+from weft.errors import ConfigError, RequestError, WeftError
+
+
+def main() -> int:
+    options = _options()
+    if options.modal or options.collect:
+        asked = "--modal" if options.modal else "--collect"
+        print(f"{asked} is not built yet: see the status table in README.md", file=sys.stderr)
+        return 2
+    try:
+        return _verify(options)
+    except WeftError as error:
+        print(f"main.py: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Compare weft with HuggingFace generate: token ids, lengths, finish reasons, logits of every step.",
+        epilog="float32 must agree exactly (tier A); bfloat16 and float16 are audited for near-ties (tier C).",
+    )
+    parser.add_argument("--model", default="smollm2-135m", help="alias, folder, .gguf file or hub id (%(default)s)")
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="a prompt a line; a line that is a JSON string is "
+        "decoded, blank lines are skipped (default: 32 standing prompts)",
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=64, help="tokens a prompt at most (%(default)s)")
+    parser.add_argument("--dtype", default="auto", help="%(default)s; one of " + ", ".join((*DTYPES, *DTYPE_ALIASES)))
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="order in which weft is given the prompts (%(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdict and every row to FILE")
+    parser.add_argument("--modal", action="store_true", help="run on a Modal GPU (not built yet)")
+    parser.add_argument("--collect", metavar="EXPERIMENT", help="run experiments into results/ (not built yet)")
+    return parser.parse_args()
+
+
+def _verify(options: argparse.Namespace) -> int:
+    if options.max_new_tokens < 1:
+        raise ConfigError(f"--max-new-tokens must be at least 1, got {options.max_new_tokens}")
+    if options.json is not None and not options.json.parent.is_dir():
+        raise ConfigError(f"--json: no folder {options.json.parent}")
+    texts = None if options.prompts is None else read_prompts(options.prompts)
+    EngineConfig.of(model=options.model, dtype=options.dtype, device=options.device, seed=options.seed)
+    logging.basicConfig(level=logging.ERROR)
+
+    # Seconds to import: a wrong argument should not wait for them.
+    from rich.console import Console
+
+    from weft.models.checkpoint.source import open_checkpoint
+    from weft.testing.prompts import STANDING_PROMPTS
+    from weft.testing.report import show_progress, show_table, verdict_line, write_json
+    from weft.testing.verify import NamedPrompt, verify
+    from weft.tokenizer.hub import HubTokenizer
+
+    checkpoint = open_checkpoint(options.model)
+    tokenizer = HubTokenizer(checkpoint.tokenizer.folder, checkpoint.tokenizer.gguf_file)
+    named = texts or {
+        prompt.name: prompt.content if isinstance(prompt.content, str) else tokenizer.chat(prompt.content)
+        for prompt in STANDING_PROMPTS
+    }
+    prompts = [NamedPrompt(name=name, token_ids=tuple(tokenizer.encode(text))) for name, text in named.items()]
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    config = EngineConfig.of(
+        model=options.model,
+        dtype=options.dtype,
+        device=options.device,
+        seed=options.seed,
+        max_model_len=longest + options.max_new_tokens,
+        max_num_seqs=min(len(prompts), 32),
+    )
+    result = verify(config, checkpoint, prompts, max_new_tokens=options.max_new_tokens, progress=show_progress)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    show_table(result, console)
+    print(verdict_line(result))
+    if options.json is not None:
+        write_json(result, options.json)
+    return 0 if result.passed else 1
+
+
+def read_prompts(path: Path) -> dict[str, str]:
+    """Prompts of a file, by what the table calls them: line number and text."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompts {path}: {error}") from error
+    prompts = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        text = line
+        if line.startswith('"'):
+            try:
+                decoded = json.loads(line)
+            except json.JSONDecodeError:
+                decoded = None  # a line that only begins with a quotation mark is a text like any other
+            text = decoded if isinstance(decoded, str) else line
+        if not text:
+            raise RequestError(f"--prompts {path}, line {number}: an empty prompt")
+        prompts[f"{number}: {text}"] = text
+    if not prompts:
+        raise ConfigError(f"--prompts {path} holds no prompt")
+    return prompts
+
+
+if __name__ == "__main__":
+    sys.exit(main())

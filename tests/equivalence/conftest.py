@@ -1,0 +1,28 @@
+"""The chain that this folder holds up: HuggingFace generate = one request = a batch = chunked = any order.
+
+Each link is tier A (tokens, lengths, finish reasons, logits within 1e-3); `test_bitwise.py` adds equality of bits at
+equal shapes, `test_planted_faults.py` shows that the judge convicts.
+"""
+
+import pytest
+import torch
+
+from weft.models.checkpoint.interface import Checkpoint
+from weft.models.checkpoint.source import open_checkpoint
+from weft.testing.oracle import Oracle
+from weft.tokenizer.hub import HubTokenizer
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Checkpoint:
+    return open_checkpoint("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def smollm2_tokenizer(smollm2: Checkpoint) -> HubTokenizer:
+    return HubTokenizer(smollm2.tokenizer.folder, smollm2.tokenizer.gguf_file)
+
+
+@pytest.fixture(scope="session")
+def smollm2_oracle(smollm2: Checkpoint) -> Oracle:
+    return Oracle(smollm2.tokenizer, dtype=torch.float32, device=torch.device("cpu"))

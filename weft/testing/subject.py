@@ -1,0 +1,88 @@
+"""weft's own engine as a subject: its tokens and the logits of every step, recorded through the runner's observer."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from weft.batch import Batch, SamplingRows
+from weft.config import EngineConfig
+from weft.inference.engine import Engine
+from weft.inference.plan import StepPlan
+from weft.inference.sampler import Sampler
+from weft.inference.sampling_params import SamplingParams
+from weft.models.checkpoint.interface import Checkpoint
+from weft.testing.continuation import Continuation
+
+
+class Subject:
+    """One engine, and what it does with prompts. `sampler` replaces the engine's own (see ForcedSampler)."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        *,
+        sampler: Sampler | None = None,
+        show_progress: bool = False,
+    ) -> None:
+        self._logits: dict[str, list[Float[Tensor, "V"]]] = defaultdict(list)
+        self.engine = Engine(config, checkpoint, sampler=sampler, observe=self._record, show_progress=show_progress)
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        *,
+        on_finished: Callable[[], None] = lambda: None,
+    ) -> list[Continuation]:
+        """All prompts at once, added in the order given; `on_finished` is called as each one ends."""
+        self._logits.clear()
+        for place, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+            self.engine.add_request(str(place), prompt, param)
+        tokens: dict[str, list[int]] = defaultdict(list)
+        ended = {}
+        while self.engine.has_unfinished_requests():
+            for output in self.engine.step():
+                tokens[output.request_id].extend(output.new_token_ids)
+                if output.finish_reason is not None:
+                    ended[output.request_id] = output.finish_reason
+                    on_finished()
+        return [
+            Continuation(
+                prompt_token_ids=tuple(prompt),
+                token_ids=tuple(tokens[str(place)]),
+                logits=torch.stack(self._logits[str(place)]),
+                finish_reason=ended[str(place)],
+            )
+            for place, prompt in enumerate(prompts)
+        ]
+
+    def _record(self, plan: StepPlan, batch: Batch, logits: Float[Tensor, "R V"]) -> None:
+        owners = (name for name, count in zip(plan.request_ids, plan.num_logit_rows, strict=True) if count)
+        for request_id, row in zip(owners, logits.cpu(), strict=True):
+            self._logits[request_id].append(row)
+
+
+class ForcedSampler:
+    """Teacher forcing: ignores the logits and says given tokens; the request with seed i, those of reference i."""
+
+    def __init__(self) -> None:
+        self._references: Sequence[Continuation] = ()
+
+    def force(self, references: Sequence[Continuation]) -> list[SamplingParams]:
+        """From now on say these, one request each; what each request must ask for, to end with its reference."""
+        self._references = references
+        return [
+            SamplingParams(temperature=0, seed=seed, max_tokens=len(reference.token_ids))
+            for seed, reference in enumerate(references)
+        ]
+
+    def __call__(self, logits: Float[Tensor, "R V"], rows: SamplingRows) -> Int[Tensor, "R"]:
+        tokens = [
+            self._references[seed].token_ids[position - len(self._references[seed].prompt_token_ids)]
+            for seed, position in zip(rows.seeds.tolist(), rows.positions.tolist(), strict=True)
+        ]
+        return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
