@@ -1,0 +1,79 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import main
+from weft.errors import ConfigError, RequestError
+
+
+def prompts_of(tmp_path: Path, content: str) -> list[str]:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(content.encode())
+    return list(main.read_prompts(file).values())
+
+
+def test_a_prompt_file_holds_a_prompt_a_line_and_json_strings_are_decoded(tmp_path: Path) -> None:
+    content = 'plain\n\n   \n"two\\nlines \\u00e9"\n"only begins with a quote\n  kept spaces  \n{"not": "a string"}\n'
+    assert prompts_of(tmp_path, content) == [
+        "plain",
+        "two\nlines é",
+        '"only begins with a quote',
+        "  kept spaces  ",
+        '{"not": "a string"}',
+    ]
+
+
+def test_equal_lines_stay_two_prompts(tmp_path: Path) -> None:
+    assert prompts_of(tmp_path, "same\nsame\n") == ["same", "same"]
+
+
+def test_lines_end_at_newlines_only_and_windows_endings_are_stripped(tmp_path: Path) -> None:
+    assert prompts_of(tmp_path, "one\u2028still one\r\ntwo\r\n") == ["one\u2028still one", "two"]
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", "   \n"])
+def test_a_file_without_prompts_is_an_error(tmp_path: Path, content: str) -> None:
+    with pytest.raises(ConfigError, match="holds no prompt"):
+        prompts_of(tmp_path, content)
+
+
+def test_an_empty_json_string_names_its_line(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="line 2"):
+        prompts_of(tmp_path, 'fine\n""\n')
+
+
+def test_a_missing_or_binary_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.txt"):
+        main.read_prompts(tmp_path / "absent.txt")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="binary"):
+        main.read_prompts(tmp_path / "binary")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--modal"], "--modal is not built yet"),
+        (["--collect", "all"], "--collect is not built yet"),
+        (["--dtype", "float128"], "float128"),
+        (["--device", "cuda:99"], "cuda:99"),
+        (["--model", "./nowhere"], "nowhere"),
+        (["--max-new-tokens", "0"], "--max-new-tokens"),
+        (["--json", "/nowhere/out.json"], "/nowhere"),
+    ],
+)
+def test_what_cannot_be_done_says_so_and_exits_non_zero(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["main.py", *arguments])
+    assert main.main() == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_answers_without_importing_torch() -> None:
+    call = "sys.argv = ['main.py', '--help']\ntry: main.main()\nfinally: assert 'torch' not in sys.modules"
+    code = f"import sys, main\n{call}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--max-new-tokens" in done.stdout

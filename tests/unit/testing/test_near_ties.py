@@ -1,0 +1,75 @@
+import pytest
+import torch
+from torch import Tensor
+
+from weft.testing.near_ties import Audit, audit_near_ties
+
+BFLOAT16 = torch.bfloat16
+
+
+def logits(seed: int = 0, positions: int = 400, vocab: int = 64) -> Tensor:
+    """Logits with the spread of a real model's: a few units, most margins wide, some narrow."""
+    return torch.randn(positions, vocab, generator=torch.Generator().manual_seed(seed)) * 4
+
+
+def rounding(seed: int, of: Tensor, size: float) -> Tensor:
+    return of + torch.randn(of.shape, generator=torch.Generator().manual_seed(seed)) * size
+
+
+def audit(actual: Tensor, *, own: float = 0.03) -> Audit:
+    base = logits()
+    return audit_near_ties([base], [rounding(1, base, own)], [actual], dtype=BFLOAT16)
+
+
+def test_an_engine_as_noisy_as_the_reference_passes() -> None:
+    result = audit(rounding(2, logits(), 0.03))
+    assert result.passed
+    assert result.num_positions == 400
+    assert result.num_flips > 0, "an audit that never sees a flip shows nothing"
+
+
+def test_an_engine_five_times_as_noisy_fails() -> None:
+    assert not audit(rounding(2, logits(), 0.15)).passed
+
+
+def test_one_position_that_loses_a_clear_winner_fails() -> None:
+    actual = logits()
+    actual[7] = actual[7].roll(1)
+    result = audit(actual)
+    assert (result.num_unexcused, result.passed) == (1, False)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_logit_that_is_not_finite_fails_even_where_the_best_token_agrees(poison: float) -> None:
+    actual = logits()
+    actual[3, actual[3].argmin()] = -poison
+    assert audit(actual).num_unexcused == 1
+
+
+def test_many_flips_fail_though_each_lies_within_noise() -> None:
+    base = torch.zeros(200, 8)
+    base[:, 0], base[:, 1] = 1.0, 0.99
+    again = base.clone()
+    again[:4, 1] = 1.02
+    actual = base.clone()
+    actual[:20, 1] = 1.005
+    result = audit_near_ties([base], [again], [actual], dtype=BFLOAT16)
+    assert result.num_unexcused == 0
+    assert (result.num_flips, result.max_flips, result.passed) == (20, 8, False)
+
+
+def test_a_drift_that_flips_nothing_fails_by_its_divergence() -> None:
+    result = audit(logits() * 1.1)
+    assert (result.num_flips, result.passed) == (0, False)
+
+
+def test_the_engines_own_error_is_never_its_tolerance() -> None:
+    calm, noisy = audit(rounding(2, logits(), 0.03)), audit(rounding(2, logits(), 3.0))
+    assert calm.tolerance == noisy.tolerance
+
+
+def test_positions_of_all_prompts_are_judged_together() -> None:
+    base = logits()
+    parts = [base[:150], base[150:]]
+    split = audit_near_ties(parts, parts, [part + 0.0 for part in parts], dtype=BFLOAT16)
+    assert (split.num_positions, split.num_flips) == (400, 0)
