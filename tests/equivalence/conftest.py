@@ -13,6 +13,13 @@ from weft.testing.oracle import Oracle
 from weft.tokenizer.hub import HubTokenizer
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where weft runs; the reference of tier A stays on the CPU."""
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Checkpoint:
     return open_checkpoint("smollm2-135m")

@@ -31,7 +31,7 @@ def reference(smollm2_oracle: Oracle, smollm2_tokenizer: HubTokenizer) -> Contin
 
 
 def judge(reference: Continuation, checkpoint: Checkpoint) -> Comparison:
-    config = EngineConfig.of(model="smollm2-135m", max_num_seqs=1, max_model_len=64)
+    config = EngineConfig.of(model="smollm2-135m", max_num_seqs=1, max_model_len=64, device="cpu")
     subject = Subject(config, checkpoint)
     (answer,) = subject.run([reference.prompt_token_ids], [SamplingParams(temperature=0, max_tokens=LENGTH)])
     return compare_exact(reference, answer, noise=lambda: 0.0)

@@ -38,9 +38,9 @@ def references(smollm2_oracle: Oracle, smollm2_tokenizer: HubTokenizer) -> list[
     ids=lambda options: "-".join(f"{name}={value}" for name, value in options.items()),
 )
 def test_no_schedule_changes_what_smollm2_says(
-    smollm2: Checkpoint, references: Sequence[Continuation], options: dict[str, int]
+    smollm2: Checkpoint, references: Sequence[Continuation], options: dict[str, int], device: str
 ) -> None:
-    subject = Subject(EngineConfig.of(model="smollm2-135m", max_model_len=128, **options), smollm2)
+    subject = Subject(EngineConfig.of(model="smollm2-135m", max_model_len=128, device=device, **options), smollm2)
     params = [SamplingParams(temperature=0, max_tokens=MAX_NEW_TOKENS)] * len(references)
     answers = subject.run([reference.prompt_token_ids for reference in references], params)
     assert_token_exact(references, answers)

@@ -81,9 +81,9 @@ def references(folder: Path) -> list[Continuation]:
 
 @pytest.mark.parametrize("max_chunk_tokens", [None, 1, WINDOW - 1, WINDOW + 1])
 def test_every_architecture_equals_huggingface_in_any_chunks(
-    folder: Path, references: list[Continuation], max_chunk_tokens: int | None
+    folder: Path, references: list[Continuation], max_chunk_tokens: int | None, device: str
 ) -> None:
-    config = EngineConfig.of(model=str(folder), max_chunk_tokens=max_chunk_tokens, max_num_seqs=4)
+    config = EngineConfig.of(model=str(folder), device=device, max_chunk_tokens=max_chunk_tokens, max_num_seqs=4)
     params = [SamplingParams(temperature=0, max_tokens=MAX_NEW_TOKENS)] * len(references)
     subject = Subject(config, open_checkpoint(str(folder)))
     assert_token_exact(references, subject.run([reference.prompt_token_ids for reference in references], params))

@@ -63,6 +63,12 @@ def test_a_drift_that_flips_nothing_fails_by_its_divergence() -> None:
     assert (result.num_flips, result.passed) == (0, False)
 
 
+def test_a_finer_dtype_is_allowed_fewer_flips() -> None:
+    base = logits()
+    allowed = [audit_near_ties([base], [base], [base], dtype=dtype).max_flips for dtype in (BFLOAT16, torch.float16)]
+    assert allowed == [16, 2]
+
+
 def test_the_engines_own_error_is_never_its_tolerance() -> None:
     calm, noisy = audit(rounding(2, logits(), 0.03)), audit(rounding(2, logits(), 3.0))
     assert calm.tolerance == noisy.tolerance
