@@ -74,6 +74,8 @@ class ContiguousAttend:
 class ContiguousCache:
     """The slab, and nothing else: who owns which row is the allocator's to know."""
 
+    capturable = False  # slices depend on lengths that the host reads
+
     def __init__(self, slab: Tensor, specs: Sequence[AttentionSpec]) -> None:
         self.slab = slab
         self._specs = tuple(specs)
@@ -86,9 +88,6 @@ class ContiguousCache:
             for row, first, last, end in zip(rows, starts[:-1], starts[1:], ends, strict=True)
         ]
         return ContiguousAttend(self.slab, self._specs, spans)
-
-    def prepare_static(self, limits: Limits) -> None:
-        """None: slices depend on lengths that only the host knows."""
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         for source, target in pairs:

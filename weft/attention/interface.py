@@ -35,25 +35,20 @@ class AttentionSpec:
 
 
 @runtime_checkable
-class StaticAttend(Attend, Protocol):
-    """An Attend whose addresses never change, so that a step can be captured once and replayed.
-
-    `load` rewrites its fixed tensors for the next step; calling it is what the graph records.
-    """
-
-    def load(self, batch: Batch) -> None: ...
-
-
-@runtime_checkable
 class Cache(Protocol):
     """Keys and values of every layer of one engine."""
 
-    def prepare(self, batch: Batch) -> Attend:
-        """The Attend of this step: metadata is computed here, once a step, not once a layer."""
+    @property
+    def capturable(self) -> bool:
+        """Whether `prepare` and its Attend read nothing back, so that a whole step can be captured in a graph.
+
+        A captured step calls `prepare` inside the graph, on tensors gathered there from the device's state: every
+        size must then follow from shapes (the columns of the block table), never from values.
+        """
         ...
 
-    def prepare_static(self, limits: Limits) -> StaticAttend | None:
-        """An Attend that can be captured in a graph, or None if this cache has none."""
+    def prepare(self, batch: Batch) -> Attend:
+        """The Attend of this step: metadata is computed here, once a step, not once a layer."""
         ...
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:

@@ -13,7 +13,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader, ReaderTensor, dequantize
 from torch import Tensor
 
-from weft.errors import CorruptCheckpointError, UnknownModelTypeError, UnsupportedCheckpointError
+from weft.errors import CorruptCheckpointError, TensorError, UnknownModelTypeError, UnsupportedCheckpointError
 from weft.models.checkpoint.interface import GenerationDefaults, TokenizerLocation
 
 ARCHITECTURES = ("llama", "qwen3")
@@ -33,6 +33,12 @@ _INNER = {
     "ffn_down": "mlp.down_proj",
 }
 _FREQUENCY_FACTORS = "rope_freqs.weight"
+_ROPE_SCALING = {
+    "factor": "factor",
+    "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
 
 
 class GgufCheckpoint:
@@ -59,11 +65,16 @@ class GgufCheckpoint:
 
     def _read(self, tensor: ReaderTensor) -> Tensor:
         weights = _dequantize(tensor)
-        if self._architecture == "llama" and ".attn_q." in tensor.name:
-            weights = unpermute(weights, self.config["num_attention_heads"])
-        if self._architecture == "llama" and ".attn_k." in tensor.name:
-            weights = unpermute(weights, self.config["num_key_value_heads"])
+        if self._architecture == "llama":
+            for part, heads in ((".attn_q.", "num_attention_heads"), (".attn_k.", "num_key_value_heads")):
+                if part in tensor.name:
+                    weights = self._unpermute(tensor.name, weights, self.config[heads])
         return torch.from_numpy(np.array(weights, dtype=np.float32))
+
+    def _unpermute(self, name: str, weights: np.ndarray, num_heads: int) -> np.ndarray:
+        if weights.shape[0] % (2 * num_heads):
+            raise TensorError(f"tensor {name!r} has {weights.shape[0]} rows, which are no pairs of {num_heads} heads")
+        return unpermute(weights, num_heads)
 
     def _read_config(self) -> dict[str, Any]:
         if self._architecture not in ARCHITECTURES:
@@ -75,23 +86,25 @@ class GgufCheckpoint:
             raise UnsupportedCheckpointError(f"{self._file} is a mixture of experts, which weft cannot run")
         window = self._model_field("attention.sliding_window", None)
         heads = self._model_field("attention.head_count")
+        hidden = self._model_field("embedding_length")
+        head_dim = self._model_field("attention.key_length", None) or hidden // heads
         tokens = self._field("tokenizer.ggml.tokens", ())
         config = {
             # llama.cpp files Mistral under `llama`; only a window tells them apart, and only it changes numerics
             "model_type": "mistral" if self._architecture == "llama" and window else self._architecture,
             "vocab_size": self._model_field("vocab_size", None) or len(tokens),
-            "hidden_size": self._model_field("embedding_length"),
+            "hidden_size": hidden,
             "intermediate_size": self._model_field("feed_forward_length"),
             "num_hidden_layers": self._model_field("block_count"),
             "num_attention_heads": heads,
             "num_key_value_heads": self._model_field("attention.head_count_kv", heads),
-            "head_dim": self._model_field("attention.key_length", None)
-            or self._model_field("rope.dimension_count", None),
+            "head_dim": head_dim,
             "max_position_embeddings": self._model_field("context_length"),
             "rms_norm_eps": self._model_field("attention.layer_norm_rms_epsilon"),
             "tie_word_embeddings": "output.weight" not in self._tensors,
             "attention_bias": "blk.0.attn_q.bias" in self._tensors,
             "mlp_bias": "blk.0.ffn_up.bias" in self._tensors,
+            "partial_rotary_factor": self._model_field("rope.dimension_count", head_dim) / head_dim,
             "rope_parameters": self._read_rope(),
             "eos_token_id": self._field("tokenizer.ggml.eos_token_id", None),
         }
@@ -99,18 +112,36 @@ class GgufCheckpoint:
 
     def _read_rope(self) -> dict[str, Any]:
         rope: dict[str, Any] = {"rope_theta": self._model_field("rope.freq_base", 10000.0)}
-        scaling = self._model_field("rope.scaling.type", "none")
-        if _FREQUENCY_FACTORS in self._tensors:
-            factors = _dequantize(self._tensors[_FREQUENCY_FACTORS])
-            return rope | {"rope_type": "factors", "factors": factors.tolist()}
-        if scaling != "none":
-            original = self._model_field("rope.scaling.original_context_length", None)
-            rope |= {"rope_type": scaling, "factor": self._model_field("rope.scaling.factor")}
-            rope |= {"original_max_position_embeddings": original} if original else {}
-        return rope
+        scaling = self._read_rope_scaling()
+        if _FREQUENCY_FACTORS not in self._tensors:
+            return rope | scaling
+        if scaling:
+            raise UnsupportedCheckpointError(
+                f"{self._file} has {_FREQUENCY_FACTORS} and rope.scaling.type={scaling['rope_type']!r}, not one of them"
+            )
+        factors = _dequantize(self._tensors[_FREQUENCY_FACTORS])
+        return rope | {"rope_type": "factors", "factors": factors.tolist()}
+
+    def _read_rope_scaling(self) -> dict[str, Any]:
+        """Under HuggingFace's names; nothing where there is none."""
+        prefix = f"{self._architecture}.rope.scaling."
+        names = [name.removeprefix(prefix) for name in self._reader.fields if name.startswith(prefix)]
+        given = {name: self._field(prefix + name) for name in names if name != "finetuned"}
+        # llama.cpp takes a factor without a type for a linear one
+        kind = given.pop("type", "linear" if "factor" in given else "none")
+        if kind == "none":
+            return {}
+        for name, value in given.items():
+            if name not in _ROPE_SCALING and value != 1.0:  # the factors that weft does not have do nothing at 1
+                raise UnsupportedCheckpointError(f"{self._file}: rope.scaling.{name}={value!r} is not supported")
+        scaling = {ours: given[name] for name, ours in _ROPE_SCALING.items() if name in given}
+        return {"rope_type": kind, "factor": self._field(prefix + "factor")} | scaling
 
     def _model_field(self, name: str, *default: Any) -> Any:
-        return self._field(f"{self._architecture}.{name}", *default)
+        value = self._field(f"{self._architecture}.{name}", *default)
+        if isinstance(value, list):
+            raise UnsupportedCheckpointError(f"{self._file}: {name} differs between layers, which weft cannot run")
+        return value
 
     def _field(self, name: str, *default: Any) -> Any:
         field = self._reader.get_field(name)
@@ -150,15 +181,9 @@ def permute(weights: np.ndarray, num_heads: int) -> np.ndarray:
 
 def _open(file: Path) -> GGUFReader:
     try:
-        reader = GGUFReader(file)
+        return GGUFReader(file)
     except Exception as error:  # the reader has no error type of its own: a cut file ends in whatever numpy raises
         raise CorruptCheckpointError(f"{file} is not a whole GGUF file: {error}") from error
-    size = file.stat().st_size
-    for tensor in reader.tensors:
-        end = int(tensor.data_offset) + int(tensor.n_bytes)
-        if end > size:
-            raise CorruptCheckpointError(f"{file} is truncated: tensor {tensor.name!r} ends at byte {end} of {size}")
-    return reader
 
 
 def _dequantize(tensor: ReaderTensor) -> np.ndarray:

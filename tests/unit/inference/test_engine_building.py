@@ -1,0 +1,70 @@
+"""What an engine is built from: limits, placement and memory are checked with their numbers, and said once."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from weft.errors import ConfigError
+from weft.inference.engine import Engine
+
+Build = Callable[..., Engine]
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        (
+            {"gpu_memory_utilization": 1e-9},
+            r"the cache needs 0\.0 GiB \(16 blocks of 64 tokens\) and 0\.0 GiB may be used",
+            "lower max_model_len or max_num_seqs, or raise gpu_memory_utilization",
+        ),
+        (
+            {"max_num_seqs": 10**9, "max_num_batched_tokens": 10**9},
+            r"the cache needs \d{4,}\.\d GiB \(1000000000 blocks of 64 tokens\) and [\d.]+ GiB may be used",
+            "max_num_seqs",
+        ),
+        ({"max_model_len": 65}, "max_model_len=65 exceeds the 64 positions", "trained"),
+        ({"policy": "statik"}, "unknown policy='statik'", "did you mean 'static'?"),
+        ({"attention_backend": "contigous"}, "unknown attention_backend='contigous'", "did you mean 'contiguous'?"),
+        ({"device": "tpu"}, "unknown device='tpu'", "cpu"),
+        ({"device": "meta"}, "device='meta' is not supported", "cpu"),
+        ({"device": "cuda:99"}, r"device='cuda:99' but torch sees \d+ CUDA devices", "cpu"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_an_engine_that_cannot_be_built_says_why_and_what_would_work(
+    options: dict[str, Any], message: str, hint: str, build: Build
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        build(**options)
+    assert hint in str(caught.value.hint)
+
+
+def test_cuda_without_a_gpu_is_an_error_and_auto_takes_the_cpu(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match="device='cuda' but torch sees 0 CUDA devices"):
+        build(device="cuda")
+    assert build(device="auto").placement.device.type == "cpu"
+
+
+@pytest.mark.parametrize(("asked", "limit"), [(None, 64), (64, 64), (7, 7)])
+def test_the_context_is_what_was_asked_or_all_the_model_has(asked: int | None, limit: int, build: Build) -> None:
+    assert build(max_model_len=asked).limits.max_model_len == limit
+
+
+def test_the_model_brings_its_vocabulary_and_all_its_eos_ids(build: Build) -> None:
+    assert (build().vocab_size, build().eos_token_ids) == (97, (1, 5))
+
+
+def test_what_was_chosen_is_said_once(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="weft"):
+        engine = build()
+    assert caplog.messages == [engine.description]
+    said = (
+        r"llama on cpu in float32 \(.*\); attention contiguous, cache \d+ MiB \(16 blocks of 64 tokens\); policy static"
+    )
+    assert re.match(said, engine.description)

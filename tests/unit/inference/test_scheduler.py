@@ -1,0 +1,224 @@
+"""The scheduler and static batching against a fake executor: what every plan promises, whatever arrives and leaves."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from weft import SamplingParams
+from weft.config import BlockGeometry, SchedulerConfig
+from weft.inference.plan import StepPlan
+from weft.inference.policies import find_policy
+from weft.inference.request import FinishReason, Request
+from weft.inference.scheduler import Scheduler, StepOutput
+
+S_MAX = 32
+STOP, PLAIN, NOT_FINITE = 1, 2, -1
+
+
+def scheduler_of(max_num_seqs: int, budget: int = 64, chunk: int | None = None) -> Scheduler:
+    config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_chunk_tokens=chunk)
+    policy = find_policy(config.policy)(max_num_seqs=max_num_seqs)
+    return Scheduler(config, policy, BlockGeometry(num_blocks=max_num_seqs, block_size=S_MAX, shareable=False))
+
+
+def request_of(request_id: str, prompt: int = 1, max_tokens: int = 1) -> Request:
+    return Request(
+        request_id=request_id,
+        token_ids=[PLAIN] * prompt,
+        num_prompt_tokens=prompt,
+        params=SamplingParams(),
+        seed=0,
+        stop_token_ids=frozenset({STOP}),
+        max_len=prompt + max_tokens,
+    )
+
+
+def run(scheduler: Scheduler, plan: StepPlan, token: int = PLAIN) -> list[StepOutput]:
+    return scheduler.update(plan, [[token] * rows for rows in plan.num_logit_rows])
+
+
+class Job:
+    """What the test knows of one request: the tokens it will sample, and what it has been given so far."""
+
+    def __init__(self, request_id: str, prompt: int, sampled: list[int]) -> None:
+        self.request_id, self.prompt, self.sampled = request_id, prompt, sampled
+        self.computed = self.produced = 0
+        self.row: int | None = None
+        self.block: int | None = None
+
+    @property
+    def known(self) -> int:
+        return self.prompt + self.produced
+
+    @property
+    def reason(self) -> FinishReason:
+        return {STOP: "stop", NOT_FINITE: "error", PLAIN: "length"}[self.sampled[-1]]  # type: ignore[return-value]
+
+
+class StaticScheduling(RuleBasedStateMachine):
+    @initialize(num_seqs=st.integers(1, 4), spare=st.integers(0, 12), chunk=st.none() | st.integers(1, 6))
+    def start(self, num_seqs: int, spare: int, chunk: int | None) -> None:
+        self.num_seqs, self.budget, self.chunk = num_seqs, num_seqs + spare, chunk
+        self.scheduler = scheduler_of(num_seqs, self.budget, chunk)
+        self.alive: list[Job] = []  # in order of arrival
+        self.batch: list[Job] = []
+
+    @rule(name=st.sampled_from("abcdefgh"), prompt=st.integers(1, 12), output=st.integers(1, 6), end=st.data())
+    def arrive(self, name: str, prompt: int, output: int, end: st.DataObject) -> None:
+        assert (name in self.scheduler) == any(job.request_id == name for job in self.alive)
+        if name in self.scheduler:
+            return
+        last = end.draw(st.sampled_from([PLAIN, STOP, NOT_FINITE]))
+        self.alive.append(Job(name, prompt, [PLAIN] * (output - 1) + [last]))
+        # A job that ends by itself would have had room for more.
+        self.scheduler.add(request_of(name, prompt, output + (last != PLAIN)))
+
+    @rule()
+    def step(self) -> None:
+        self.finish_while_a_step_is_under_way(set())
+
+    @rule(names=st.sets(st.sampled_from("abcdefgh"), max_size=3))
+    def finish(self, names: set[str]) -> None:
+        for name in [*names, *names]:
+            self.scheduler.finish(name)
+            assert name not in self.scheduler
+        self.alive = [job for job in self.alive if job.request_id not in names]
+
+    @rule(names=st.sets(st.sampled_from("abcdefgh"), max_size=3))
+    def finish_while_a_step_is_under_way(self, names: set[str]) -> None:
+        if not self.scheduler.has_requests:
+            assert not self.alive
+            return
+        plan = self.scheduler.schedule()
+        jobs = self.check(plan)
+        self.finish(names)
+        sampled = [
+            job.sampled[job.produced : job.produced + rows] for job, rows in zip(jobs, plan.num_logit_rows, strict=True)
+        ]
+        outputs = {output.request_id: output for output in self.scheduler.update(plan, sampled)}
+        expected = [
+            (job, new[0]) for job, new in zip(jobs, sampled, strict=True) if new and job.request_id not in names
+        ]
+        assert outputs.keys() == {job.request_id for job, _ in expected}
+        for job, new in expected:
+            self.take(job, new, outputs[job.request_id])
+
+    def take(self, job: Job, new: int, output: StepOutput) -> None:
+        job.produced += 1
+        ended = job.produced == len(job.sampled)
+        assert output == StepOutput(
+            request_id=job.request_id,
+            new_token_ids=() if new == NOT_FINITE else (new,),
+            finished=ended,
+            finish_reason=job.reason if ended else None,
+            stop_reason=STOP if new == STOP else None,
+        )
+        if ended:
+            self.alive.remove(job)
+
+    def check(self, plan: StepPlan) -> list[Job]:
+        """Every promise of one plan; what it computes is counted."""
+        if not any(job in self.alive for job in self.batch):
+            self.batch = self.alive[: self.num_seqs]
+        by_id = {job.request_id: job for job in self.alive}
+        jobs = [by_id[request_id] for request_id in plan.request_ids]
+        assert jobs, "no progress"
+        assert all(job in self.batch for job in jobs), "a later batch began before the earlier one ended"
+        assert sum(plan.num_new_tokens) <= self.budget
+        assert all(1 <= new <= (self.chunk or self.budget) for new in plan.num_new_tokens)
+        admitted = {admission.row: admission for admission in plan.admissions}
+        grown = {new.row: new for new in plan.new_blocks[0]}
+        assert len(admitted) == len(plan.admissions)
+        for job, row, new, rows in zip(jobs, plan.rows, plan.num_new_tokens, plan.num_logit_rows, strict=True):
+            assert (job.row is None) == (row in admitted)
+            if job.row is None:
+                assert admitted[row].token_ids == (PLAIN,) * job.prompt
+                (job.block,) = grown[row].blocks
+                job.row = row
+            assert row == job.row
+            job.computed += new
+            assert job.computed <= job.known
+            assert rows == (job.computed == job.known), "logits exactly where the known tokens end"
+        running = [job for job in self.alive if job.row is not None]
+        assert len({job.row for job in running}) == len({job.block for job in running}) == len(running)
+        return jobs
+
+    def teardown(self) -> None:
+        """Drained, every row and block is free again: a full batch finds all of them."""
+        bound = sum(job.prompt + len(job.sampled) for job in self.alive)
+        for _ in range(bound):
+            self.step()
+        assert not self.scheduler.has_requests
+        for name in range(self.num_seqs):
+            self.scheduler.add(request_of(str(name)))
+        plan = self.scheduler.schedule()
+        assert sorted(plan.rows) == list(range(self.num_seqs))
+        assert sorted(block for new in plan.new_blocks[0] for block in new.blocks) == list(range(self.num_seqs))
+
+
+TestStaticScheduling = StaticScheduling.TestCase
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 9], ids=["waiting", "in its prompt", "decoding", "ended"])
+def test_finish_is_idempotent_in_every_state(steps: int) -> None:
+    scheduler = scheduler_of(2, chunk=2)
+    scheduler.add(request_of("a", prompt=3, max_tokens=4))
+    for _ in range(steps):
+        if scheduler.has_requests:
+            run(scheduler, scheduler.schedule())
+    for _ in range(2):
+        scheduler.finish("a")
+        scheduler.finish("never here")
+        assert not scheduler.has_requests
+    scheduler.add(request_of("a"))
+    assert run(scheduler, scheduler.schedule())[0].finished
+
+
+def test_a_row_that_is_not_finite_ends_only_its_request() -> None:
+    scheduler = scheduler_of(3)
+    for name in "abc":
+        scheduler.add(request_of(name, max_tokens=2))
+    outputs = scheduler.update(scheduler.schedule(), [[PLAIN], [NOT_FINITE], [PLAIN]])
+    assert [output.finish_reason for output in outputs] == [None, "error", None]
+    assert outputs[1].new_token_ids == ()
+    assert scheduler.schedule().request_ids == ("a", "c")
+
+
+def test_a_late_token_of_a_finished_request_is_dropped() -> None:
+    scheduler = scheduler_of(1)
+    scheduler.add(request_of("a", max_tokens=5))
+    plan = scheduler.schedule()
+    scheduler.finish("a")
+    assert run(scheduler, plan) == []
+
+
+def test_an_id_that_comes_back_does_not_overtake_those_who_waited() -> None:
+    scheduler = scheduler_of(1)
+    scheduler.add(request_of("a"))
+    run(scheduler, scheduler.schedule())
+    scheduler.add(request_of("b"))
+    scheduler.add(request_of("a"))
+    assert scheduler.schedule().request_ids == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "budget", "chunk", "counts"),
+    [
+        (10, 64, None, [10]),
+        (10, 64, 4, [4, 4, 2]),
+        (8, 64, 4, [4, 4]),
+        (10, 3, None, [3, 3, 3, 1]),
+        (5, 2, 9, [2, 2, 1]),
+    ],
+)
+def test_a_prompt_is_cut_by_chunk_and_budget_and_samples_once(
+    prompt: int, budget: int, chunk: int | None, counts: list[int]
+) -> None:
+    scheduler = scheduler_of(1, budget, chunk)
+    scheduler.add(request_of("a", prompt))
+    plans = []
+    while scheduler.has_requests:
+        plans.append(scheduler.schedule())
+        run(scheduler, plans[-1])
+    assert [plan.num_new_tokens[0] for plan in plans] == counts
+    assert [plan.num_logit_rows[0] for plan in plans] == [0] * (len(counts) - 1) + [1]

@@ -1,0 +1,69 @@
+"""The pytest plugin: cheap to have installed, and honest about what it skips."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+GPU_TEST = """
+    import pytest
+
+    @pytest.mark.gpu
+    def test_needs_a_gpu(): ...
+
+    def test_needs_none(): ...
+"""
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+def test_importing_the_plugin_imports_neither_torch_nor_weft() -> None:
+    code = "import pytest_weft, sys; print(sorted({'torch', 'weft', 'numpy', 'transformers'} & {*sys.modules}))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
+
+
+def test_a_run_without_gpu_tests_imports_no_torch(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("import sys\ndef test_nothing(): assert not {'torch', 'weft'} & {*sys.modules}")
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(passed=1)
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_gpu_tests_are_skipped_with_the_reason_where_there_is_no_gpu(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(GPU_TEST)
+    result = pytester.runpytest("-rs")
+    result.assert_outcomes(passed=1, skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*needs a CUDA device, and torch sees none"])
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_require_gpu_is_an_error_where_a_gpu_test_would_be_skipped(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(GPU_TEST)
+    result = pytester.runpytest("--require-gpu")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--require-gpu, and torch sees no GPU for 1 tests"])
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_require_gpu_asks_for_nothing_where_no_test_needs_one(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_needs_none(): ...")
+    pytester.runpytest("--require-gpu").assert_outcomes(passed=1)
+
+
+def test_gpu_tests_run_where_there_is_one(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    pytester.makepyfile(GPU_TEST)
+    pytester.runpytest("--require-gpu").assert_outcomes(passed=2)
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_every_marker_is_registered(pytester: pytest.Pytester) -> None:
+    names = ("gpu", "perf", "slow", "nightly")
+    pytester.makepyfile("import pytest\n" + "\n".join(f"@pytest.mark.{name}\ndef test_{name}(): ..." for name in names))
+    pytester.runpytest("--strict-markers").assert_outcomes(passed=3, skipped=1)
