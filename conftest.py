@@ -3,13 +3,13 @@
 import os
 from collections.abc import Iterator
 
+import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
-from jaxtyping import install_import_hook
 
 # Every public tensor annotation is enforced in the test run. `kernels` stays out: the hook breaks @triton.jit.
 _CHECKED = ["batch", "layers", "attention", "models", "inference", "tokenizer", "llm", "output_processor", "testing"]
-install_import_hook([f"weft.{name}" for name in _CHECKED], "beartype.beartype")
+jaxtyping.install_import_hook([f"weft.{name}" for name in _CHECKED], "beartype.beartype")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may depend on the network
 
@@ -24,6 +24,20 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Tiny products wait for a second thread more than they gain by it: ten times as long where the cores are busy."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def as_users_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the annotation checks of the test run, which would refuse a value before weft does."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture(autouse=True)

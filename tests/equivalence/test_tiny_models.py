@@ -76,6 +76,8 @@ def references(folder: Path) -> list[Continuation]:
     prompts = [torch.randint(131, (length,), generator=generator).tolist() for length in lengths]
     found = [oracle.generate(prompt, MAX_NEW_TOKENS) for prompt in prompts]
     assert_safe_margins(found)
+    variety = sorted(len(set(reference.token_ids)) for reference in found)
+    assert variety[len(found) // 2] >= 8, f"texts of {variety} different tokens show little"
     return found
 
 

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from test_llm import save_text_model
 
+from tests.unit.test_llm import save_text_model
 from weft import LLM, SamplingParams, __version__
 from weft.cli import main
 

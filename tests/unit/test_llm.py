@@ -6,10 +6,9 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
-import jaxtyping
 import pytest
-from test_tokenizer import BOS, save_tokenizer
 
+from tests.unit.test_tokenizer import BOS, save_tokenizer
 from weft import LLM, SamplingParams
 from weft.errors import (
     ConfigError,
@@ -36,7 +35,6 @@ def save_text_model(folder: Path, *, bos: bool) -> Path:
         max_position_embeddings=CONTEXT,
         eos_token_id=1,
         initializer_range=0.5,
-        head_scale=1.0,
     )
 
 
@@ -58,12 +56,6 @@ def with_bos(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 @pytest.fixture(scope="module")
 def tokens_only(folder: Path) -> LLM:
     return LLM(str(folder), skip_tokenizer_init=True)
-
-
-@pytest.fixture
-def as_users_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the annotation checks of the test run, which would refuse a value before weft does."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture

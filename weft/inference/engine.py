@@ -32,7 +32,7 @@ from weft.inference.sampler import GumbelSampler, Sampler
 from weft.inference.sampling_params import SamplingParams
 from weft.inference.scheduler import Scheduler, StepOutput
 from weft.models.checkpoint.interface import Checkpoint
-from weft.models.checkpoint.load import load_model, read_config
+from weft.models.checkpoint.load import load_model, read_config, read_specs
 
 logger = logging.getLogger("weft")
 
@@ -63,6 +63,11 @@ class Engine:
         self.limits = _limits(config, model_config.max_model_len)
         self.vocab_size: int = model_config.vocab_size
         self.eos_token_ids = checkpoint.generation.eos_token_ids
+        specs = read_specs(checkpoint, dtype=self.placement.dtype)
+        backend = _backend(config.cache.attention_backend, specs, self.placement)
+        geometry = backend.geometry(self.limits)
+        needed = (geometry.num_blocks + 1) * backend.bytes_per_block(specs, geometry, self.placement.dtype)
+        _check_memory(needed, geometry, config, self.placement.device)
         self.model = load_model(
             checkpoint,
             max_positions=self.limits.max_model_len,
@@ -71,11 +76,6 @@ class Engine:
             dummy_seed=config.model.seed if config.model.load_format == "dummy" else None,
             show_progress=show_progress,
         )
-        specs = self.model.attention_specs
-        backend = _backend(config.cache.attention_backend, specs, self.placement)
-        geometry = backend.geometry(self.limits)
-        needed = (geometry.num_blocks + 1) * backend.bytes_per_block(specs, geometry, self.placement.dtype)
-        _check_memory(needed, geometry, config, self.placement.device)
         cache = backend.allocate(specs, geometry, self.placement.dtype, self.placement.device)
         self._runner = ModelRunner(
             self.model,

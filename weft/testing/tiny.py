@@ -1,6 +1,7 @@
-"""Tiny random models whose tokens can be compared: a head scaled until margins stand clear of float32 noise.
+"""Tiny random models whose tokens can be compared.
 
-A raw random model is the worst case for token equality: its two best tokens lie closer than rounding.
+A raw random model is the worst case: its two best tokens lie closer than rounding, and one scaled up at its head alone
+repeats one token for ever. Wide weights everywhere give margins clear of float32 noise and texts that vary.
 """
 
 from pathlib import Path
@@ -20,8 +21,11 @@ SHAPE = {
     "max_position_embeddings": 128,
 }
 
+# At 0.3, 18 architectures x 6 prompts x 24 tokens had no margin under 3.9e-3, and the median text 20 different tokens.
+WEIGHT_DEVIATION = 0.3
 
-def save_tiny_model(folder: Path, model_type: str, *, seed: int = 0, head_scale: float = 12.0, **config: Any) -> Path:
+
+def save_tiny_model(folder: Path, model_type: str, *, seed: int = 0, **config: Any) -> Path:
     """Save a random HuggingFace model of this family and return its folder. No tokenizer: prompts are token ids.
 
     config: fields of its `config.json`, over those of SHAPE.
@@ -29,7 +33,7 @@ def save_tiny_model(folder: Path, model_type: str, *, seed: int = 0, head_scale:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    fields = {"initializer_range": 0.08, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    fields = {"initializer_range": WEIGHT_DEVIATION, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **(SHAPE | fields | config)))
     with torch.no_grad():
@@ -38,6 +42,5 @@ def save_tiny_model(folder: Path, model_type: str, *, seed: int = 0, head_scale:
                 parameter.normal_(0.0, 0.5)
             elif parameter.ndim == 1:
                 parameter.uniform_(0.5, 1.5)
-        model.get_output_embeddings().weight.mul_(head_scale)
     model.save_pretrained(folder)
     return folder

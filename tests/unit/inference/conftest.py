@@ -1,12 +1,10 @@
 """Engines on a tiny random Llama."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import pytest
-import torch
 
 from weft import EngineConfig
 from weft.inference.engine import Engine
@@ -14,15 +12,6 @@ from weft.models.checkpoint.source import open_checkpoint
 from weft.testing.tiny import save_tiny_model
 
 Build = Callable[..., Engine]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Products this small only wait for a second thread: ten times as long where the cores are busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +27,6 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_position_embeddings=64,
         eos_token_id=[1, 5],
         initializer_range=0.5,
-        head_scale=1.0,
     )
 
 
@@ -51,9 +39,3 @@ def build(tiny_llama: Path) -> Build:
         return Engine(config, open_checkpoint(str(tiny_llama)), sampler=sampler, observe=observe)
 
     return build
-
-
-@pytest.fixture
-def as_users_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the annotation checks of the test run, which would refuse a value before weft does."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

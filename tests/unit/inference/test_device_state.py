@@ -102,7 +102,9 @@ def check(batch: Batch, rows: dict[int, Row], work: list[Work], block_size: int)
 @st.composite
 def requests(draw: st.DrawFn) -> Row:
     tokens = draw(st.lists(st.integers(0, 96), min_size=1, max_size=S_MAX - 1))
-    return Row(tokens, draw(st.sampled_from([0.0, 0.5, 1.0])), draw(st.sampled_from([0, 1, 2**63 - 1, 2**63, 2**64 - 1])))
+    return Row(
+        tokens, draw(st.sampled_from([0.0, 0.5, 1.0])), draw(st.sampled_from([0, 1, 2**63 - 1, 2**63, 2**64 - 1]))
+    )
 
 
 @given(data=st.data(), block_size=st.sampled_from([1, 2, 3, 5, S_MAX]))

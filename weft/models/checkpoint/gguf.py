@@ -92,7 +92,7 @@ class GgufCheckpoint:
         config = {
             # llama.cpp files Mistral under `llama`; only a window tells them apart, and only it changes numerics
             "model_type": "mistral" if self._architecture == "llama" and window else self._architecture,
-            "vocab_size": self._model_field("vocab_size", None) or len(tokens),
+            "vocab_size": self._model_field("vocab_size", None) or len(tokens) or self._field("tokenizer.ggml.tokens"),
             "hidden_size": hidden,
             "intermediate_size": self._model_field("feed_forward_length"),
             "num_hidden_layers": self._model_field("block_count"),

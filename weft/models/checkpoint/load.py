@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from weft.attention.interface import AttentionSpec
 from weft.layers.weights import poison
 from weft.models import find_family
 from weft.models.checkpoint.interface import Checkpoint
@@ -18,6 +19,13 @@ _IGNORED = ("rotary_emb.inv_freq",)
 def read_config(checkpoint: Checkpoint) -> Any:
     """The family's own config. Raises: UnknownModelTypeError, CheckpointError, UnsupportedCheckpointError."""
     return find_family(checkpoint.config.get("model_type")).read_config(checkpoint.config)
+
+
+def read_specs(checkpoint: Checkpoint, *, dtype: torch.dtype) -> tuple[AttentionSpec, ...]:
+    """What the model's attention will need, before any memory is spent on it."""
+    family = find_family(checkpoint.config.get("model_type"))
+    model = cast("Model", family.build(read_config(checkpoint), 1, dtype, torch.device("meta")))
+    return model.attention_specs
 
 
 def load_model(
