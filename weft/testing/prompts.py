@@ -45,7 +45,7 @@ STANDING_PROMPTS: tuple[StandingPrompt, ...] = (
     _text("repeated line", "All work is checked twice.\n" * 24),
     _text("python", 'def merge(left, right):\n    """Merge two sorted lists."""\n    result = []\n'),
     _text("c", "#include <stdio.h>\n\nint main(void) {\n    for (int i = 0; i < 10; i++) {\n"),
-    _text("sql", "SELECT name, COUNT(*) AS orders\nFROM customers\nJOIN orders ON"),
+    _text("sql", "CREATE TABLE customers (\n    id INTEGER PRIMARY KEY,\n    name VARCHAR(80),\n   "),
     _text("json", '{"name": "weft", "version": 1, "layers": [{"index": 0, "heads": 9}, {"index": 1, "heads":'),
     _text("html", '<ul class="menu">\n  <li><a href="/home">Home</a></li>\n  <li><a href="'),
     _text("table", "| city | country | river |\n|---|---|---|\n| Paris | France | Seine |\n| Vienna |"),
