@@ -62,7 +62,13 @@ def _generate(options: argparse.Namespace) -> int:
         ignore_eos=options.ignore_eos,
     )
     prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in options.prompts]
-    llm = LLM(options.model, dtype=options.dtype, device=options.device, max_model_len=options.max_model_len)
+    llm = LLM(
+        options.model,
+        dtype=options.dtype,
+        device=options.device,
+        max_model_len=options.max_model_len,
+        max_num_seqs=min(len(prompts), 16),
+    )
     outputs = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty())
     for output in outputs:
         if options.json:
