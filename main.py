@@ -27,6 +27,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         description="Compare weft with HuggingFace generate: token ids, lengths, finish reasons, logits of every step.",
         epilog="float32 must agree exactly (tier A); bfloat16 and float16 are audited for near-ties (tier C).",
     )
@@ -51,8 +52,8 @@ def _options() -> argparse.Namespace:
 def _verify(options: argparse.Namespace) -> int:
     if options.max_new_tokens < 1:
         raise ConfigError(f"--max-new-tokens must be at least 1, got {options.max_new_tokens}")
-    if options.json is not None and not options.json.parent.is_dir():
-        raise ConfigError(f"--json: no folder {options.json.parent}")
+    if options.json is not None and (options.json.is_dir() or not options.json.parent.is_dir()):
+        raise ConfigError(f"--json {options.json} is no file in a folder that exists")
     texts = None if options.prompts is None else read_prompts(options.prompts)
     EngineConfig.of(model=options.model, dtype=options.dtype, device=options.device, seed=options.seed)
     logging.basicConfig(level=logging.ERROR)
@@ -72,7 +73,12 @@ def _verify(options: argparse.Namespace) -> int:
         prompt.name: prompt.content if isinstance(prompt.content, str) else tokenizer.chat(prompt.content)
         for prompt in STANDING_PROMPTS
     }
-    prompts = [NamedPrompt(name=name, token_ids=tuple(tokenizer.encode(text))) for name, text in named.items()]
+    prompts = []
+    for name, text in named.items():
+        try:
+            prompts.append(NamedPrompt(name=name, token_ids=tuple(tokenizer.encode(text))))
+        except RequestError as error:
+            raise RequestError(f"prompt {name!r}: {error.message}", hint=error.hint) from error
     longest = max(len(prompt.token_ids) for prompt in prompts)
     config = EngineConfig.of(
         model=options.model,
@@ -94,7 +100,7 @@ def _verify(options: argparse.Namespace) -> int:
 def read_prompts(path: Path) -> dict[str, str]:
     """Prompts of a file, by what the table calls them: line number and text."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--prompts {path}: {error}") from error
     prompts = {}

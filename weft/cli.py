@@ -28,12 +28,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="weft", description="A small LLM serving engine that proves itself.")
+    parser = argparse.ArgumentParser(
+        prog="weft", allow_abbrev=False, description="A small LLM serving engine that proves itself."
+    )
     parser.add_argument("--version", action="version", version=f"weft {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     generate = commands.add_parser(
         "generate",
+        allow_abbrev=False,
         help="continue prompts",
         description="Continue each prompt and print the text.",
         epilog="example: weft generate 'The capital of France is' --temperature 0 --max-tokens 8",

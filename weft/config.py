@@ -78,6 +78,10 @@ class ModelConfig:
             raise ConfigError(f"unknown dtype={self.dtype!r}", hint=f"one of {known}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
             raise ConfigError(f"seed must be an integer in [0, 2**64), got {self.seed!r}")
+        if self.revision is not None:
+            named("ModelConfig", revision=self.revision)
+        if not isinstance(self.skip_tokenizer_init, bool):
+            raise ConfigError(f"skip_tokenizer_init must be True or False, got {self.skip_tokenizer_init!r}")
         positive("ModelConfig", max_model_len=self.max_model_len)
 
 

@@ -83,7 +83,7 @@ class InvalidPromptsError(RequestError):
 
     def __init__(self, errors: Mapping[int, RequestError]) -> None:
         self.errors = dict(errors)
-        lines = "\n".join(f"  {error.message}" for error in self.errors.values())
+        lines = "\n".join(f"  {error}".replace("\n", "\n  ") for error in self.errors.values())
         super().__init__(f"{len(self.errors)} prompts cannot be served:\n{lines}")
 
 

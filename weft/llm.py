@@ -5,15 +5,22 @@ for output in llm.generate(["The capital of France is"], SamplingParams(temperat
     print(output.outputs[0].text)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, cast
 
 from tqdm import tqdm
 
 from weft.config import EngineConfig
-from weft.errors import ConfigError, InvalidPromptsError, RequestError, SamplingParamsError, nearest
-from weft.inference.engine import Engine
+from weft.errors import (
+    ConfigError,
+    InvalidPromptsError,
+    RequestError,
+    SamplingParamsError,
+    UnknownArgumentError,
+    nearest,
+)
+from weft.inference.engine import Engine, as_token_ids
 from weft.inference.sampling_params import SamplingParams
 from weft.models.checkpoint.source import open_checkpoint
 from weft.output_processor import OutputProcessor, RequestOutput
@@ -22,19 +29,19 @@ from weft.tokenizer.hub import HubTokenizer
 # A text, token ids, or a mapping with one of the two under `prompt` or `prompt_token_ids`.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
-# Fields of a generation_config.json that change the output and that weft does not have, with what does nothing.
-_UNSUPPORTED_DEFAULTS: Mapping[str, Any] = {
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0,
-    "typical_p": 1.0,
-    "repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "min_new_tokens": 0,
-    "num_beams": 1,
-    "bad_words_ids": [],
-    "suppress_tokens": [],
-    "begin_suppress_tokens": [],
+# Fields of a generation_config.json that say nothing about the tokens, or that weft reads elsewhere.
+_INERT_DEFAULTS = {
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"),
+    *("do_sample", "temperature", "max_new_tokens", "transformers_version", "_from_model_config"),
+    *("use_cache", "cache_implementation", "return_dict_in_generate"),
+    *("output_attentions", "output_hidden_states", "output_scores", "output_logits"),
+}
+# Fields that change sampling only, and so nothing where `do_sample` is false.
+_SAMPLING_DEFAULTS = {"top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"}
+# Fields that do nothing at 1; all others do nothing at None, False, 0 or empty.
+_NEUTRAL_AT_ONE = {
+    *("top_p", "typical_p", "repetition_penalty", "encoder_repetition_penalty", "length_penalty"),
+    *("num_beams", "num_beam_groups", "num_return_sequences", "guidance_scale"),
 }
 
 
@@ -66,13 +73,18 @@ class LLM:
         Raises: ConfigError if they set a field that weft does not have yet, since dropping it would change the output.
         """
         options = {name: value for name, value in self._generation_options.items() if value is not None}
-        for name, neutral in _UNSUPPORTED_DEFAULTS.items():
-            if options.get(name, neutral) != neutral:
+        greedy = options.get("do_sample") is False
+        for name, value in options.items():
+            if name in _INERT_DEFAULTS or (greedy and name in _SAMPLING_DEFAULTS):
+                continue
+            if name == "max_length" and value >= self.engine.limits.max_model_len:
+                continue
+            if value and not (value == 1 and name in _NEUTRAL_AT_ONE):
                 raise ConfigError(
-                    f"the model's generation_config sets {name}={options[name]!r}, which weft cannot do yet",
+                    f"the model's generation_config sets {name}={value!r}, which weft cannot do yet",
                     hint="pass SamplingParams, for instance SamplingParams(temperature=0)",
                 )
-        temperature = 0.0 if options.get("do_sample") is False else options.get("temperature", 1.0)
+        temperature = 0.0 if greedy else options.get("temperature", 1.0)
         return SamplingParams(temperature=temperature, max_tokens=options.get("max_new_tokens", 16))
 
     def generate(
@@ -81,13 +93,16 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        **unknown: object,
     ) -> list[RequestOutput]:
-        """One output for each prompt, in order. A list of integers is one prompt.
+        """One output for each prompt, in order. A list of integers is one prompt; no prompts give no outputs.
 
         sampling_params: one for all, or one for each; None takes the model's own defaults.
         Raises: RequestError and its kinds before any work is done: every prompt is checked first, one bad prompt
             raises its own error with its index, several raise InvalidPromptsError with all of them.
         """
+        for name in unknown:
+            raise UnknownArgumentError("LLM.generate", name, ("prompts", "sampling_params", "use_tqdm"))
         listed = cast("list[Prompt]", [prompts] if _is_one(prompts) else list(prompts))
         params = self._params_for(listed, sampling_params)
         encoded = self._encode_all(listed, params)
@@ -122,6 +137,8 @@ class LLM:
             return [self.default_sampling_params()] * len(prompts)
         if isinstance(given, SamplingParams):
             return [given] * len(prompts)
+        if not isinstance(given, Sequence):
+            raise SamplingParamsError(f"sampling_params must be SamplingParams or a list of them, got {given!r}")
         params = list(given)
         for place, param in enumerate(params):
             if not isinstance(param, SamplingParams):
@@ -165,13 +182,13 @@ class LLM:
                     hint="give token ids",
                 )
             return prompt, self.tokenizer.encode(prompt)
-        if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
+        if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
             raise RequestError(f"a prompt is a text, a list of token ids or a mapping, got {prompt!r}")
-        return None, [*prompt]
+        return None, as_token_ids(prompt)
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
     """Whether this is a single prompt: a text, a mapping, or a list that begins with a token id."""
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Sequence):
         return True
-    return len(prompts) > 0 and isinstance(prompts[0], int)
+    return len(prompts) > 0 and hasattr(prompts[0], "__index__")

@@ -6,7 +6,9 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from tests.unit.test_tokenizer import BOS, save_tokenizer
 from weft import LLM, SamplingParams
@@ -286,3 +288,55 @@ def test_an_unknown_option_hints_at_the_nearest_known_one(folder: Path) -> None:
     with pytest.raises(UnknownArgumentError, match="LLM got an unknown argument 'max_modl_len'") as caught:
         LLM(str(folder), max_modl_len=8)
     assert caught.value.hint == "did you mean 'max_model_len'?"
+
+
+@pytest.mark.parametrize(
+    "defaults",
+    [
+        {"min_length": 3},
+        {"max_length": 20},
+        {"stop_strings": ["x"]},
+        {"forced_eos_token_id": 2},
+        {"sequence_bias": [[[1], 2.0]]},
+        {"guidance_scale": 1.5},
+        {"num_beams": 1, "top_k": 50},
+        {"a_field_of_tomorrow": 3},
+    ],
+    ids=lambda defaults: list(defaults)[-1],
+)
+def test_no_default_of_the_models_authors_is_dropped_in_silence(
+    with_defaults: Callable[..., LLM], defaults: dict[str, object]
+) -> None:
+    with pytest.raises(ConfigError, match=list(defaults)[-1]):
+        with_defaults(**defaults).default_sampling_params()
+
+
+def test_sampling_defaults_do_nothing_where_sampling_is_off(with_defaults: Callable[..., LLM]) -> None:
+    params = with_defaults(do_sample=False, top_k=50, top_p=0.9, temperature=0.6).default_sampling_params()
+    assert params.temperature == 0
+
+
+def test_whatever_holds_integers_is_a_prompt_of_token_ids(llm: LLM, as_users_run_it: None) -> None:
+    params = SamplingParams(temperature=np.float32(0), max_tokens=np.int64(4), seed=np.uint8(3))
+    (expected,) = llm.generate([5, 6, 7], params, use_tqdm=False)
+    for prompt in (np.array([5, 6, 7]), [np.int32(5), 6, np.uint8(7)], torch.tensor([5, 6, 7]), (5, 6, 7)):
+        (given,) = llm.generate(prompt, params, use_tqdm=False)
+        assert given.prompt_token_ids == [5, 6, 7]
+        assert all(type(token) is int for token in given.prompt_token_ids)
+        assert given.outputs == expected.outputs
+        (mapped,) = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
+        assert mapped.outputs == expected.outputs
+
+
+@pytest.mark.parametrize("prompt", [np.array([1.0, 2.0]), torch.tensor([0.5]), [5, None], [5, 6.0]], ids=repr)
+def test_what_holds_no_integers_is_refused_by_place(llm: LLM, prompt: object, as_users_run_it: None) -> None:
+    with pytest.raises(RequestError, match=r"prompt_token_ids\[\d\] must be an integer"):
+        llm.generate([prompt], SamplingParams(), use_tqdm=False)
+
+
+def test_the_arguments_of_generate_are_checked(llm: LLM, as_users_run_it: None) -> None:
+    with pytest.raises(UnknownArgumentError, match="use_tdqm") as caught:
+        llm.generate([[5]], SamplingParams(), use_tdqm=False)
+    assert caught.value.hint == "did you mean 'use_tqdm'?"
+    with pytest.raises(SamplingParamsError, match="got 5"):
+        llm.generate([[5]], 5)

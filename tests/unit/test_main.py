@@ -25,6 +25,10 @@ def test_a_prompt_file_holds_a_prompt_a_line_and_json_strings_are_decoded(tmp_pa
     ]
 
 
+def test_a_byte_order_mark_belongs_to_no_prompt(tmp_path: Path) -> None:
+    assert prompts_of(tmp_path, '\ufeff"one"\ntwo') == ["one", "two"]
+
+
 def test_equal_lines_stay_two_prompts(tmp_path: Path) -> None:
     assert prompts_of(tmp_path, "same\nsame\n") == ["same", "same"]
 
@@ -62,6 +66,7 @@ def test_a_missing_or_binary_file_is_an_error(tmp_path: Path) -> None:
         (["--model", "./nowhere"], "nowhere"),
         (["--max-new-tokens", "0"], "--max-new-tokens"),
         (["--json", "/nowhere/out.json"], "/nowhere"),
+        (["--json", "/"], "no file"),
     ],
 )
 def test_what_cannot_be_done_says_so_and_exits_non_zero(

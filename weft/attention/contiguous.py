@@ -17,6 +17,8 @@ from weft.batch import Batch
 from weft.config import BlockGeometry, Limits
 from weft.layers.heads import HeadTransform
 
+Slab = Float[Tensor, "2 L rows H_kv S_max D"]
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -32,7 +34,7 @@ class Span:
 class ContiguousAttend:
     """Writes each request's new keys and values at its cursor, then attends over its row."""
 
-    def __init__(self, slab: Tensor, specs: Sequence[AttentionSpec], spans: Sequence[Span]) -> None:
+    def __init__(self, slab: Slab, specs: Sequence[AttentionSpec], spans: Sequence[Span]) -> None:
         self._slab = slab
         self._specs = specs
         self._spans = spans
@@ -76,7 +78,7 @@ class ContiguousCache:
 
     capturable = False  # slices depend on lengths that the host reads
 
-    def __init__(self, slab: Tensor, specs: Sequence[AttentionSpec]) -> None:
+    def __init__(self, slab: Slab, specs: Sequence[AttentionSpec]) -> None:
         self.slab = slab
         self._specs = tuple(specs)
 

@@ -6,9 +6,11 @@ while engine.has_unfinished_requests():
 """
 
 import logging
+import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
+from typing import SupportsIndex
 
 import torch
 
@@ -101,12 +103,10 @@ class Engine:
         """Raise the typed error that `add_request` would raise, and change nothing."""
         if len(prompt_token_ids) == 0:
             raise EmptyPromptError("the prompt has no tokens", hint="give at least one token, a BOS for instance")
-        for place_, token in enumerate(prompt_token_ids):
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise RequestError(f"prompt_token_ids[{place_}] must be an integer, got {token!r}")
+        for index, token in enumerate(as_token_ids(prompt_token_ids)):
             if not 0 <= token < self.vocab_size:
                 raise TokenOutOfRangeError(
-                    f"prompt_token_ids[{place_}]={token} is outside the vocabulary of {self.vocab_size} tokens"
+                    f"prompt_token_ids[{index}]={token} is outside the vocabulary of {self.vocab_size} tokens"
                 )
         if len(prompt_token_ids) >= self.limits.max_model_len:
             raise ContextLengthError(
@@ -130,7 +130,7 @@ class Engine:
         self._scheduler.add(
             Request(
                 request_id=request_id,
-                token_ids=list(prompt_token_ids),
+                token_ids=as_token_ids(prompt_token_ids),
                 num_prompt_tokens=len(prompt_token_ids),
                 params=params,
                 seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
@@ -154,8 +154,23 @@ class Engine:
         self._scheduler.finish(request_id)
 
 
+def as_token_ids(prompt: Iterable[object]) -> list[int]:
+    """Plain integers from whatever holds integers (NumPy's and torch's too). Raises: RequestError."""
+    token_ids = []
+    for index, token in enumerate(prompt):
+        if isinstance(token, bool) or not isinstance(token, SupportsIndex):
+            raise RequestError(f"prompt_token_ids[{index}] must be an integer, got {token!r}")
+        try:
+            token_ids.append(operator.index(token))
+        except TypeError as error:  # a tensor of several elements, or of floats
+            raise RequestError(f"prompt_token_ids[{index}] must be an integer, got {token!r}") from error
+    return token_ids
+
+
 def _limits(config: EngineConfig, model_limit: int) -> Limits:
     asked = config.model.max_model_len
+    if asked == 1:
+        raise ConfigError("max_model_len=1 holds a prompt of one token and no answer", hint="2 or more")
     if asked is not None and asked > model_limit:
         raise ConfigError(
             f"max_model_len={asked} exceeds the {model_limit} positions that the model declares",

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from weft.config import strict
 from weft.errors import SamplingParamsError
@@ -32,7 +33,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         temperature = self.temperature
-        if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+        if isinstance(temperature, bool) or not isinstance(temperature, Real):
             raise SamplingParamsError(f"temperature must be a number, got {temperature!r}")
         if not 0 <= temperature <= MAX_TEMPERATURE:
             raise SamplingParamsError(f"temperature must be in [0, {MAX_TEMPERATURE}], got {temperature!r}")
@@ -50,8 +51,13 @@ class SamplingParams:
                 raise SamplingParamsError(f"stop_token_ids must hold token ids, got {token!r}")
         if not isinstance(self.ignore_eos, bool):
             raise SamplingParamsError(f"ignore_eos must be True or False, got {self.ignore_eos!r}")
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))  # a list given would stay mutable
+        # Plain Python values, whatever NumPy gave; and a list given would stay mutable.
+        object.__setattr__(self, "temperature", float(temperature))
+        for name in ("seed", "max_tokens"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, int(getattr(self, name)))
+        object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
 
 
 def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)

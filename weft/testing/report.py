@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from tqdm import tqdm
 
 from weft.testing.exactness import LOGIT_TOLERANCE, Comparison, Verdict, allowed_ties
@@ -32,14 +33,14 @@ def show_progress(stage: str, total: int) -> Callable[[], None]:
 
 def show_table(result: Result, console: Console) -> None:
     """One row a prompt."""
-    table = Table(caption=result.description, caption_justify="left")
+    table = Table(caption=Text(result.description), caption_justify="left")
     table.add_column("prompt", overflow="ellipsis", no_wrap=True, max_width=32)
     for column in ("prompt tokens", "new tokens", "equal?", "first difference", "largest |Δlogit|", "smallest margin"):
         table.add_column(column, justify="right")
     for prompt, comparison in zip(result.prompts, result.comparisons, strict=True):
         place = comparison.first_difference
         table.add_row(
-            prompt.name.replace("\n", "⏎"),
+            Text(prompt.name.replace("\n", "⏎")),  # as it is: a prompt may hold what looks like markup
             str(len(prompt.token_ids)),
             str(comparison.num_tokens),
             _MARKS[comparison.verdict],

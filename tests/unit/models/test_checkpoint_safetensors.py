@@ -209,18 +209,19 @@ def test_parameters_are_poisoned_until_they_are_filled(folder: Path, monkeypatch
 @pytest.mark.parametrize(
     ("config", "generation", "ids"),
     [
-        ({"eos_token_id": 2}, {}, (2,)),
-        ({"eos_token_id": [2, 7]}, {}, (2, 7)),
-        ({"eos_token_id": None}, {}, ()),
-        ({}, {}, ()),
+        ({"eos_token_id": 2}, None, (2,)),
+        ({"eos_token_id": [2, 7]}, None, (2, 7)),
+        ({"eos_token_id": None}, None, ()),
+        ({}, None, ()),
+        ({"eos_token_id": 2}, {}, ()),
         ({"eos_token_id": 1}, {"eos_token_id": [1, 5]}, (1, 5)),
         ({"eos_token_id": [1, 5]}, {"eos_token_id": 0}, (0,)),
-        ({"eos_token_id": 1}, {"eos_token_id": None}, (1,)),
+        ({"eos_token_id": 1}, {"eos_token_id": None}, ()),
         ({}, {"eos_token_id": 5}, (5,)),
     ],
 )
 def test_every_id_that_ends_a_sequence_is_read(
-    config: dict[str, Any], generation: dict[str, Any], ids: tuple[int, ...]
+    config: dict[str, Any], generation: dict[str, Any] | None, ids: tuple[int, ...]
 ) -> None:
     assert GenerationDefaults.of(config, generation).eos_token_ids == ids
 
@@ -228,7 +229,7 @@ def test_every_id_that_ends_a_sequence_is_read(
 @pytest.mark.parametrize("eos", ["2", [1, "2"], True, 1.0, {"id": 2}], ids=repr)
 def test_an_eos_that_is_no_token_id_is_refused(eos: object) -> None:
     with pytest.raises(CheckpointError, match="eos_token_id must be"):
-        GenerationDefaults.of({"eos_token_id": eos}, {})
+        GenerationDefaults.of({"eos_token_id": eos}, None)
 
 
 def test_generation_defaults_come_from_the_folder(folder: Path) -> None:

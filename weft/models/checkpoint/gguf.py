@@ -51,7 +51,7 @@ class GgufCheckpoint:
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self._architecture = str(self._field("general.architecture"))
         self.config: Mapping[str, Any] = self._read_config()
-        self.generation = GenerationDefaults.of(self.config, {})
+        self.generation = GenerationDefaults.of(self.config, None)
         kinds = {tensor.tensor_type.name for tensor in self._reader.tensors}
         wide = kinds - {"F32"}  # norms are stored in float32 whatever the matrices are
         self.stored_dtype = _PLAIN.get(wide.pop()) if len(wide) == 1 else None if wide else "float32"

@@ -18,18 +18,19 @@ class GenerationDefaults:
     options: Mapping[str, Any]
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], generation: Mapping[str, Any]) -> "GenerationDefaults":
-        """The generation config's EOS ids, or the model config's where it names none.
+    def of(cls, config: Mapping[str, Any], generation: Mapping[str, Any] | None) -> "GenerationDefaults":
+        """The generation config's EOS ids; the model config's only where there is no generation config at all.
+
+        So does HuggingFace: a generation config that names no EOS lets every sequence run to its length.
 
         >>> GenerationDefaults.of({"eos_token_id": 1}, {"eos_token_id": [1, 5]}).eos_token_ids
         (1, 5)
         """
-        eos = generation.get("eos_token_id")
-        eos = config.get("eos_token_id") if eos is None else eos
+        eos = (config if generation is None else generation).get("eos_token_id")
         ids = [] if eos is None else [eos] if isinstance(eos, int) else eos
         if not isinstance(ids, list) or not all(type(token) is int for token in ids):
             raise CheckpointError(f"eos_token_id must be an integer or a list of integers, got {eos!r}")
-        return cls(eos_token_ids=tuple(ids), options=generation)
+        return cls(eos_token_ids=tuple(ids), options=generation or {})
 
 
 @dataclass(frozen=True, kw_only=True)

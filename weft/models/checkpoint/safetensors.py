@@ -23,7 +23,10 @@ class SafetensorsCheckpoint:
 
         Raises: CheckpointNotFoundError, CorruptCheckpointError, UnsupportedCheckpointError (quantised).
         """
-        self.config = _read_json(folder / "config.json", required=True)
+        config = _read_json(folder / "config.json")
+        if config is None:
+            raise CheckpointNotFoundError(f"{folder} has no config.json")
+        self.config = config
         _refuse_quantised(self.config)
         self.generation = GenerationDefaults.of(self.config, _read_json(folder / "generation_config.json"))
         self.stored_dtype: str | None = self.config.get("dtype") or self.config.get("torch_dtype")
@@ -40,7 +43,7 @@ class SafetensorsCheckpoint:
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if index.is_file():
-        weight_map = _read_json(index).get("weight_map")
+        weight_map = (_read_json(index) or {}).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CorruptCheckpointError(f"{index} has no 'weight_map'")
         for name in weight_map.values():
@@ -77,11 +80,10 @@ def _read(file: Path, name: str) -> Tensor:
         raise CorruptCheckpointError(f"{file}: cannot read tensor {name!r}: {error}") from error
 
 
-def _read_json(path: Path, *, required: bool = False) -> Mapping[str, Any]:
+def _read_json(path: Path) -> Mapping[str, Any] | None:
+    """The object in a JSON file, or None if there is no such file."""
     if not path.is_file():
-        if required:
-            raise CheckpointNotFoundError(f"{path.parent} has no {path.name}")
-        return {}
+        return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

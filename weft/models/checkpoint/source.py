@@ -43,10 +43,15 @@ def open_checkpoint(model: str, *, revision: str | None = None, load_format: str
 
 
 def locate(model: str, revision: str | None = None) -> Path:
-    """Where the model is on this machine; a hub id is downloaded, or found in the cache when offline."""
+    """Where the model is on this machine; a hub id is downloaded, or found in the cache when offline.
+
+    Raises: CheckpointNotFoundError, ConfigError for a revision of what has none.
+    """
+    path = Path(model).expanduser()
+    if revision is not None and (model in ALIASES or path.exists()):
+        raise ConfigError(f"revision={revision!r} says nothing for {model!r}, which is on this machine")
     if model in ALIASES:
         return _locate_alias(model)
-    path = Path(model).expanduser()
     if path.exists():
         return path
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or path.suffix == ".gguf":
