@@ -61,6 +61,7 @@ def _verify(options: argparse.Namespace) -> int:
     # Seconds to import: a wrong argument should not wait for them.
     from rich.console import Console
 
+    from weft.models.checkpoint.load import read_config
     from weft.models.checkpoint.source import open_checkpoint
     from weft.testing.prompts import STANDING_PROMPTS
     from weft.testing.report import show_progress, show_table, verdict_line, write_json
@@ -68,6 +69,7 @@ def _verify(options: argparse.Namespace) -> int:
     from weft.tokenizer.hub import HubTokenizer
 
     checkpoint = open_checkpoint(options.model)
+    read_config(checkpoint)
     tokenizer = HubTokenizer(checkpoint.tokenizer.folder, checkpoint.tokenizer.gguf_file)
     named = texts or {
         prompt.name: prompt.content if isinstance(prompt.content, str) else tokenizer.chat(prompt.content)

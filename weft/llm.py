@@ -22,6 +22,7 @@ from weft.errors import (
 )
 from weft.inference.engine import Engine, as_token_ids
 from weft.inference.sampling_params import SamplingParams
+from weft.models.checkpoint.load import read_config
 from weft.models.checkpoint.source import open_checkpoint
 from weft.output_processor import OutputProcessor, RequestOutput
 from weft.tokenizer.hub import HubTokenizer
@@ -61,6 +62,7 @@ class LLM:
         checkpoint = open_checkpoint(
             config.model.model, revision=config.model.revision, load_format=config.model.load_format
         )
+        read_config(checkpoint)  # before the tokenizer, which reads the same file with errors of its own
         location = checkpoint.tokenizer
         self.tokenizer = None if config.model.skip_tokenizer_init else HubTokenizer(location.folder, location.gguf_file)
         self.engine = Engine(config, checkpoint, show_progress=True)

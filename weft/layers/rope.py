@@ -13,12 +13,26 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from weft.errors import CheckpointError, UnsupportedCheckpointError
+from weft.layers.fields import BOOLEAN, MAPPING, NOT_NEGATIVE, POSITIVE, POSITIVE_INTEGER, POSITIVES, Kind, read_field
 
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "factors")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+_FACTORS = "factors"  # no checkpoint's own name: GGUF's `rope_freqs`, a divisor of each frequency
 _NEEDED = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "factors": ("factors",),
+    _FACTORS: ("factors",),
+}
+_OPTIONS = {
+    "factor": POSITIVE,
+    "factors": POSITIVES,
+    "low_freq_factor": POSITIVE,
+    "high_freq_factor": POSITIVE,
+    "attention_factor": POSITIVE,
+    "beta_fast": NOT_NEGATIVE,  # 0 is no beta and no mscale, as HuggingFace reads it
+    "beta_slow": NOT_NEGATIVE,
+    "mscale": NOT_NEGATIVE,
+    "mscale_all_dim": NOT_NEGATIVE,
+    "truncate": BOOLEAN,
 }
 
 
@@ -26,7 +40,7 @@ _NEEDED = {
 class RopeConfig:
     """A checkpoint's rotary parameters, under HuggingFace's names.
 
-    rope_type: one of ROPE_TYPES; `factors` divides each frequency by a number of its own (GGUF's `rope_freqs`).
+    rope_type: one of ROPE_TYPES, or `factors`, which divides each frequency by a number of its own.
     original_max_position_embeddings: the context the model was trained with, before scaling.
     """
 
@@ -41,32 +55,45 @@ class RopeConfig:
     def of(cls, config: Mapping[str, Any], head_dim: int) -> "RopeConfig":
         """Read `rope_parameters` (or the older `rope_scaling` and `rope_theta`) of a `config.json`.
 
-        Raises: UnsupportedCheckpointError for a rope type that weft does not have, CheckpointError for one whose
-            parameters are missing or too few.
+        Raises: UnsupportedCheckpointError for a rope type that weft does not have and for parameters of each layer
+            type, CheckpointError for parameters that are missing, too few or not of their kind.
         """
-        options = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-        rope_type = options.get("rope_type") or options.get("type") or "default"
-        if rope_type not in ROPE_TYPES:
+        field = "rope_scaling" if config.get("rope_parameters") in (None, {}) else "rope_parameters"
+        options = dict(read_field(config, field, MAPPING, {}))
+        if any(name.endswith("_attention") or isinstance(value, Mapping) for name, value in options.items()):
+            raise UnsupportedCheckpointError(
+                f"config.json: {field}={options!r} is not supported: parameters of each layer type",
+                hint="weft runs checkpoints whose layers all rotate alike",
+            )
+        rope_type = next((options[name] for name in ("rope_type", "type") if options.get(name) is not None), "default")
+        if rope_type not in (*ROPE_TYPES, _FACTORS):
             raise UnsupportedCheckpointError(
                 f"rope_type={rope_type!r} is not supported", hint="supported: " + ", ".join(ROPE_TYPES)
             )
         for name in _NEEDED.get(rope_type, ()):
             if options.get(name) is None:
                 raise CheckpointError(f"rope_type={rope_type!r} needs {name!r}, which the checkpoint does not give")
+        for name, kind in _OPTIONS.items():
+            read_field(options, name, kind, None)
         factors = options.get("factors", ())
-        if rope_type == "factors" and len(factors) != head_dim // 2:
+        if rope_type == _FACTORS and len(factors) != head_dim // 2:
             raise CheckpointError(f"{len(factors)} rotary factors for the {head_dim // 2} pairs of head_dim={head_dim}")
-        partial = options.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+
+        def either(first: Mapping[str, Any], second: Mapping[str, Any], name: str, kind: Kind, default: Any) -> Any:
+            return read_field(first, name, kind, read_field(second, name, kind, default))
+
+        partial = either(options, config, "partial_rotary_factor", POSITIVE, 1.0)
         if partial != 1.0:
             raise UnsupportedCheckpointError(f"partial_rotary_factor={partial!r} is not supported, only 1.0")
-        limit = config["max_position_embeddings"]
-        original = config.get("original_max_position_embeddings") or options.get("original_max_position_embeddings")
+        limit = read_field(config, "max_position_embeddings", POSITIVE_INTEGER)
         return cls(
-            theta=float(options.get("rope_theta") or config.get("rope_theta") or 10000.0),
+            theta=float(either(options, config, "rope_theta", POSITIVE, 10000.0)),
             head_dim=head_dim,
             rope_type=rope_type,
             max_position_embeddings=limit,
-            original_max_position_embeddings=original or limit,
+            original_max_position_embeddings=either(
+                config, options, "original_max_position_embeddings", POSITIVE_INTEGER, limit
+            ),
             options=options,
         )
 

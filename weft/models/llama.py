@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from weft.attention.interface import AttentionSpec
 from weft.errors import CheckpointError, UnsupportedCheckpointError
+from weft.layers.fields import BOOLEAN, POSITIVE, POSITIVE_INTEGER, read_field
 from weft.layers.heads import HeadTransform
 from weft.layers.linear import Embedding, Linear
 from weft.layers.mlp import GatedMLP
@@ -54,7 +55,8 @@ class LlamaConfig:
     def read(cls, config: Mapping[str, Any]) -> "LlamaConfig":
         """From the mapping of a `config.json`.
 
-        Raises: CheckpointError for a missing field, UnsupportedCheckpointError for one that weft cannot honour.
+        Raises: CheckpointError for a field that is missing or not of its kind, UnsupportedCheckpointError for one
+            that weft cannot honour.
         """
         activation = config.get("hidden_act", "silu")
         if activation != "silu":
@@ -67,20 +69,17 @@ class LlamaConfig:
     @classmethod
     def fields_of(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """Constructor arguments; a family with more fields adds them here."""
-        heads = config["num_attention_heads"]
-        head_dim = config.get("head_dim") or config["hidden_size"] // heads
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        switches = ("tie_word_embeddings", "attention_bias", "mlp_bias")
+        fields = {name: read_field(config, name, POSITIVE_INTEGER) for name in sizes}
+        hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
+        head_dim = read_field(config, "head_dim", POSITIVE_INTEGER, hidden // heads)
         return {
-            "vocab_size": config["vocab_size"],
-            "hidden_size": config["hidden_size"],
-            "intermediate_size": config["intermediate_size"],
-            "num_hidden_layers": config["num_hidden_layers"],
-            "num_attention_heads": heads,
-            "num_key_value_heads": config.get("num_key_value_heads") or heads,
+            **fields,
+            "num_key_value_heads": read_field(config, "num_key_value_heads", POSITIVE_INTEGER, heads),
             "head_dim": head_dim,
-            "rms_norm_eps": config.get("rms_norm_eps", 1e-6),
-            "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
-            "attention_bias": bool(config.get("attention_bias", False)),
-            "mlp_bias": bool(config.get("mlp_bias", False)),
+            "rms_norm_eps": read_field({"rms_norm_eps": 1e-6} | dict(config), "rms_norm_eps", POSITIVE),
+            **{name: read_field(config, name, BOOLEAN, False) for name in switches},
             "rope": RopeConfig.of(config, head_dim),
         }
 

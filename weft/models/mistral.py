@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.attention.interface import AttentionSpec
+from weft.layers.fields import POSITIVE_INTEGER, read_field
 from weft.models.family import Family
 from weft.models.llama import Llama, LlamaConfig
 
@@ -18,8 +19,9 @@ class MistralConfig(LlamaConfig):
     @classmethod
     def fields_of(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         # The architecture has no biases: whatever a config says of them, HuggingFace does not read it.
-        no_biases = {"attention_bias": False, "mlp_bias": False}
-        return super().fields_of(config) | no_biases | {"sliding_window": config.get("sliding_window", 4096)}
+        config = {"sliding_window": 4096} | dict(config) | {"attention_bias": False, "mlp_bias": False}
+        window = read_field(config, "sliding_window", POSITIVE_INTEGER, None)
+        return super().fields_of(config) | {"sliding_window": window}
 
 
 class Mistral(Llama):

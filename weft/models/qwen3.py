@@ -7,11 +7,14 @@ from typing import Any
 import torch
 
 from weft.attention.interface import AttentionSpec
+from weft.layers.fields import BOOLEAN, INTEGER, POSITIVE_INTEGER, Kind, read_field
 from weft.layers.heads import HeadTransform
 from weft.layers.norm import RMSNorm
 from weft.layers.rope import RotaryTable
 from weft.models.family import Family
 from weft.models.llama import Llama, LlamaConfig
+
+_TYPES = _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +25,20 @@ class Qwen3Config(LlamaConfig):
 
     @classmethod
     def fields_of(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        config = {"head_dim": 128} | dict(config)
-        window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
-        num_layers, first_windowed = config["num_hidden_layers"], config.get("max_window_layers", 28)
-        default = ["sliding_attention" if layer >= first_windowed else "full_attention" for layer in range(num_layers)]
-        types = config.get("layer_types") or default
-        windows = tuple(window if kind == "sliding_attention" else None for kind in types)
-        return super().fields_of(config) | {"mlp_bias": False, "windows": windows}
+        # The architecture has no bias in its MLP: whatever a config says of one, HuggingFace does not read it.
+        config = {"head_dim": 128, "sliding_window": 4096} | dict(config) | {"mlp_bias": False}
+        fields = super().fields_of(config)
+        num_layers = fields["num_hidden_layers"]
+        first_windowed = read_field(config, "max_window_layers", INTEGER, 28)
+        default = [_SLIDING if layer >= first_windowed else _FULL for layer in range(num_layers)]
+        kind = Kind(
+            f"{_FULL!r} or {_SLIDING!r} for each of {num_layers} layers",
+            lambda types: isinstance(types, list) and len(types) == num_layers and all(t in _TYPES for t in types),
+        )
+        types = read_field(config, "layer_types", kind, default)
+        declared = read_field(config, "sliding_window", POSITIVE_INTEGER, None)
+        window = declared if read_field(config, "use_sliding_window", BOOLEAN, False) else None
+        return fields | {"windows": tuple(window if layer == _SLIDING else None for layer in types)}
 
 
 class Qwen3(Llama):

@@ -15,7 +15,7 @@ from weft.testing.continuation import Continuation
 
 
 class Oracle:
-    """HuggingFace `generate`, greedy; and teacher-forced scores of given tokens, in one pass or token by token."""
+    """HuggingFace `generate`, greedy; and teacher-forced scores of given tokens, in one pass."""
 
     def __init__(self, location: TokenizerLocation, *, dtype: torch.dtype, device: torch.device) -> None:
         """`location`: the folder (and GGUF file) of the checkpoint. Needs `accelerate` for a GGUF."""
@@ -35,26 +35,10 @@ class Oracle:
 
     def generate(self, prompt_token_ids: Sequence[int], max_new_tokens: int) -> Continuation:
         """Greedy continuation, with the raw logits of each step."""
-        return self._generate(prompt_token_ids, max_new_tokens, forced=None)
-
-    def score_stepwise(self, prompt_token_ids: Sequence[int], token_ids: Sequence[int]) -> Float[Tensor, "T V"]:
-        """Logits of each step when these tokens are forced, one at a time through the cache."""
-        return self._generate(prompt_token_ids, len(token_ids), forced=token_ids).logits
-
-    @torch.inference_mode()
-    def score(self, prompt_token_ids: Sequence[int], token_ids: Sequence[int]) -> Float[Tensor, "T V"]:
-        """The same logits from one pass over prompt and tokens, without a cache."""
-        sequence = torch.tensor([[*prompt_token_ids, *token_ids]], device=self._device)
-        logits: Tensor = self.model(input_ids=sequence, use_cache=False).logits[0]
-        return logits[len(prompt_token_ids) - 1 : -1].float().cpu()
-
-    def _generate(
-        self, prompt_token_ids: Sequence[int], max_new_tokens: int, forced: Sequence[int] | None
-    ) -> Continuation:
-        from transformers import GenerationConfig, LogitsProcessorList
+        from transformers import GenerationConfig
 
         prompt = torch.tensor([list(prompt_token_ids)], device=self._device)
-        ends = None if forced is not None else sorted(self.eos_token_ids) or None
+        ends = sorted(self.eos_token_ids) or None
         config = GenerationConfig(
             do_sample=False,
             max_new_tokens=max_new_tokens,
@@ -64,11 +48,8 @@ class Oracle:
             return_dict_in_generate=True,
             output_logits=True,
         )
-        processors = LogitsProcessorList() if forced is None else LogitsProcessorList([_Force(prompt.shape[1], forced)])
         with torch.inference_mode():
-            result = self.model.generate(
-                prompt, attention_mask=torch.ones_like(prompt), generation_config=config, logits_processor=processors
-            )
+            result = self.model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=config)
         token_ids = tuple(result.sequences[0, prompt.shape[1] :].tolist())
         return Continuation(
             prompt_token_ids=tuple(prompt_token_ids),
@@ -77,15 +58,9 @@ class Oracle:
             finish_reason="stop" if token_ids[-1] in self.eos_token_ids else "length",
         )
 
-
-class _Force:
-    """A logits processor that leaves one token possible."""
-
-    def __init__(self, start: int, token_ids: Sequence[int]) -> None:
-        self._start = start
-        self._token_ids = token_ids
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        only = torch.full_like(scores, -torch.inf)
-        only[:, self._token_ids[input_ids.shape[1] - self._start]] = 0
-        return only
+    @torch.inference_mode()
+    def score(self, prompt_token_ids: Sequence[int], token_ids: Sequence[int]) -> Float[Tensor, "T V"]:
+        """Logits of each step when these tokens are forced, from one pass over prompt and tokens, without a cache."""
+        sequence = torch.tensor([[*prompt_token_ids, *token_ids]], device=self._device)
+        logits: Tensor = self.model(input_ids=sequence, use_cache=False).logits[0]
+        return logits[len(prompt_token_ids) - 1 : -1].float().cpu()

@@ -1,6 +1,7 @@
 """Rotary positions: frequencies and rotations are HuggingFace's bit for bit, tables exact to their last cast."""
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -110,8 +111,50 @@ def test_a_low_precision_table_errs_by_its_last_rounding_only(position: int, cas
 
 @pytest.mark.parametrize("rope_type", ["longrope", "proportional", "mrope", "su"])
 def test_an_unknown_rope_type_is_refused_by_name(rope_type: str) -> None:
-    with pytest.raises(UnsupportedCheckpointError, match=f"'{rope_type}'.*\n.*{', '.join(ROPE_TYPES)}"):
+    with pytest.raises(UnsupportedCheckpointError, match=f"'{rope_type}'.*\n.*{', '.join(ROPE_TYPES)}$"):
         ours({"rope_parameters": {"rope_type": rope_type, "factor": 2.0}})
+
+
+@pytest.mark.parametrize("rope_type", ["", 0, 7, ["linear"]])
+def test_a_rope_type_that_is_no_name_is_refused(rope_type: object) -> None:
+    with pytest.raises(UnsupportedCheckpointError, match=re.escape(f"rope_type={rope_type!r} is not supported")):
+        ours({"rope_parameters": {"rope_type": rope_type}})
+
+
+POSITIVE = ("factor", "low_freq_factor", "high_freq_factor", "attention_factor", "rope_theta", "partial_rotary_factor")
+NOT_NEGATIVE = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+NO_NUMBERS = ["x", "8", True, -1, -0.5, float("nan"), float("inf"), [2.0]]
+BAD_OPTIONS: dict[str, list[Any]] = {
+    **{name: [*NO_NUMBERS, 0, 0.0] for name in POSITIVE},
+    **dict.fromkeys(NOT_NEGATIVE, NO_NUMBERS),
+    "original_max_position_embeddings": ["x", 0, -1, 4096.5, True],
+    "truncate": ["no", 0],
+    "factors": ["x" * 32, 5, [0.0] * 32, ["x"] * 32],
+}
+
+
+@pytest.mark.parametrize("rope_type", ["default", "yarn"])
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, bad in BAD_OPTIONS.items() for value in bad])
+def test_a_bad_parameter_is_refused_by_name(name: str, value: object, rope_type: str) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(f"config.json: {name}={value!r} must be ")):
+        ours({"rope_parameters": {"rope_type": rope_type, name: value}})
+
+
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+def test_a_parameter_that_is_null_is_one_left_out(name: str) -> None:
+    frequencies, _ = inverse_frequencies(ours({"rope_parameters": {"rope_type": "default", name: None}}))
+    assert torch.equal(frequencies, inverse_frequencies(ours({}))[0])
+
+
+@pytest.mark.parametrize("name", ["linear", "llama3", "yarn"])
+def test_integers_are_numbers(name: str) -> None:
+    parameters = CONFIGS[name]["rope_parameters"] | {"factor": 8.0}
+    integers = {key: int(value) if isinstance(value, float) else value for key, value in parameters.items()}
+    (mine, mine_factor), (same, same_factor) = (
+        inverse_frequencies(ours({"rope_parameters": given})) for given in (parameters, integers)
+    )
+    assert torch.equal(mine, same)
+    assert mine_factor == same_factor
 
 
 @pytest.mark.parametrize(

@@ -79,3 +79,23 @@ def test_positions_of_all_prompts_are_judged_together() -> None:
     parts = [base[:150], base[150:]]
     split = audit_near_ties(parts, parts, [part + 0.0 for part in parts], dtype=BFLOAT16)
     assert (split.num_positions, split.num_flips) == (400, 0)
+
+
+@pytest.mark.parametrize(("outliers", "tolerance"), [(1, 0.25), (3, 4.0)])
+def test_the_tolerance_is_the_99_9_percent_quantile_of_the_pair_noise(outliers: int, tolerance: float) -> None:
+    base = torch.tensor([[8.0, 0.0, -8.0]]).repeat(2_000, 1)
+    again = base.clone()
+    again[:, 1] += 0.25
+    again[:outliers, 1] = 4.0
+    assert audit_near_ties([base], [again], [base], dtype=BFLOAT16).tolerance == tolerance
+
+
+@pytest.mark.parametrize(("best", "unit"), [(31.5, 0.125), (20.0, 0.125), (16.0, 0.125), (15.5, 0.0625), (8.0, 0.0625)])
+@pytest.mark.parametrize(("units", "unexcused"), [(0.5, 0), (0.75, 0), (1.25, 1), (1.5, 1)])
+def test_a_flip_is_excused_up_to_one_unit_in_the_last_place_beyond_the_tolerance(
+    best: float, unit: float, units: float, unexcused: int
+) -> None:
+    base = torch.tensor([[best, best - 0.25 - units * unit, 0.0]])
+    again = base + torch.tensor([[0.25, 0.0, 0.0]])
+    result = audit_near_ties([base], [again], [base[:, [1, 0, 2]]], dtype=BFLOAT16)
+    assert (result.tolerance, result.num_flips, result.num_unexcused) == (0.25, 1, unexcused)

@@ -1,17 +1,27 @@
 import io
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
+from weft.attention.interface import AttentionSpec
 from weft.config import EngineConfig
 from weft.errors import ContextLengthError, TokenOutOfRangeError
+from weft.inference.sampling_params import SamplingParams
 from weft.models.checkpoint.source import open_checkpoint
 from weft.models.llama import Llama
+from weft.testing.continuation import Continuation
+from weft.testing.exactness import SAFE_MARGIN
+from weft.testing.oracle import Oracle
 from weft.testing.report import show_table, verdict_line, write_json
+from weft.testing.subject import Subject
 from weft.testing.tiny import save_tiny_model
-from weft.testing.verify import NamedPrompt, Result, verify
+from weft.testing.verify import NamedPrompt, Result, own_noise, verify
 
 PROMPTS = [NamedPrompt(name=f"p{length}", token_ids=tuple(range(3, 3 + length))) for length in (1, 5, 17)]
 
@@ -54,6 +64,63 @@ def test_a_planted_fault_fails_either_tier(folder: Path, dtype: str, monkeypatch
     assert verdict_line(result).startswith("FAIL")
 
 
+def test_an_error_that_huggingface_does_not_make_itself_is_never_excused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = run(folder, dtype="bfloat16").audit
+    spec = Llama.attention_spec
+
+    def steeper(model: Llama, layer: int, window: int | None = None) -> AttentionSpec:
+        right = spec(model, layer, window)
+        return replace(right, scale=right.scale * 1.1)
+
+    monkeypatch.setattr(Llama, "attention_spec", steeper)
+    result = run(folder, dtype="bfloat16")
+    faulty = result.audit
+    assert sound is not None
+    assert faulty is not None
+    assert sound.passed
+    assert not result.passed
+    own = [(audit.tolerance, audit.own_flips, audit.own_mean_kl) for audit in (sound, faulty)]
+    assert own[0] == own[1], "the measure of noise moved with the engine"
+
+
+def test_own_noise_is_one_pass_against_token_by_token(folder: Path) -> None:
+    checkpoint = open_checkpoint(str(folder))
+    oracle = Oracle(checkpoint.tokenizer, dtype=torch.float32, device=torch.device("cpu"))
+    reference = oracle.generate(PROMPTS[2].token_ids, 12)
+    once = oracle.score(reference.prompt_token_ids, reference.token_ids)
+    noise = own_noise(oracle, reference)
+    assert noise == float((once - reference.logits).abs().max())
+    assert 0 < noise < 1e-3
+    for shift in (0.5, -0.5):  # the largest difference, whatever its sign
+        moved = replace(reference, logits=reference.logits + shift * torch.eye(*reference.logits.shape))
+        assert own_noise(oracle, moved) == pytest.approx(0.5, abs=2 * noise)
+
+
+def test_a_wrong_token_with_a_wide_margin_is_different_and_no_tie(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Subject.run
+    margins: list[float] = []
+
+    def slip(
+        subject: Subject, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], **rest: Any
+    ) -> list[Continuation]:
+        first, *others = honest(subject, prompts, params, **rest)
+        step = int(first.margins.argmin())
+        margins.append(float(first.margins[step]))
+        second = int(first.logits[step].topk(2).indices[1])
+        wrong = (*first.token_ids[:step], second, *first.token_ids[step + 1 :])
+        return [replace(first, token_ids=wrong), *others]
+
+    monkeypatch.setattr(Subject, "run", slip)
+    result = run(folder)
+    assert SAFE_MARGIN < margins[0] < 1, "wide for float32, yet no wider than a logit"
+    assert sorted(comparison.verdict.value for comparison in result.comparisons) == ["different", "equal", "equal"]
+    assert not result.passed
+
+
 def test_no_prompts_are_no_pass(exact: Result) -> None:
     assert not Result(prompts=[], comparisons=[], audit=None, description="").passed
 
@@ -75,3 +142,10 @@ def test_the_json_holds_what_the_table_shows(exact: Result, tmp_path: Path) -> N
     shown = io.StringIO()
     show_table(exact, Console(width=120, file=shown))
     assert all(name in shown.getvalue() for name in ("p1", "p5", "p17", "equal?"))
+
+
+def test_a_prompt_that_looks_like_markup_is_shown_as_it_is(exact: Result) -> None:
+    named = [NamedPrompt(name=f"[red][INST] hi [/INST] {prompt.name}", token_ids=(3,)) for prompt in exact.prompts]
+    shown = io.StringIO()
+    show_table(replace(exact, prompts=named), Console(width=160, file=shown))
+    assert "[red][INST] hi [/INST]" in shown.getvalue()

@@ -87,7 +87,7 @@ class GgufCheckpoint:
         window = self._model_field("attention.sliding_window", None)
         heads = self._model_field("attention.head_count")
         hidden = self._model_field("embedding_length")
-        head_dim = self._model_field("attention.key_length", None) or hidden // heads
+        head_dim = self._model_field("attention.key_length", None) or hidden // max(heads, 1)
         tokens = self._field("tokenizer.ggml.tokens", ())
         config = {
             # llama.cpp files Mistral under `llama`; only a window tells them apart, and only it changes numerics
