@@ -91,14 +91,23 @@ class CacheConfig:
     """The memory for keys and values.
 
     attention_backend: a name from `weft/attention`, or `auto`.
+    block_size: tokens of a block; None is the backend's own.
+    num_blocks: blocks of the pool; None is what the limits could fill, or what the memory holds if that is less.
+    enable_prefix_caching: requests that begin alike share the blocks of what they share.
     gpu_memory_utilization: the part of the device's free memory (on CPUs: of the RAM) that the cache may take.
     """
 
     attention_backend: str = "auto"
+    block_size: int | None = None
+    num_blocks: int | None = None
+    enable_prefix_caching: bool = True
     gpu_memory_utilization: float = 0.9
 
     def __post_init__(self) -> None:
         named("CacheConfig", attention_backend=self.attention_backend)
+        positive("CacheConfig", block_size=self.block_size, num_blocks=self.num_blocks)
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ConfigError(f"enable_prefix_caching must be True or False, got {self.enable_prefix_caching!r}")
         part = self.gpu_memory_utilization
         if isinstance(part, bool) or not isinstance(part, int | float) or not 0 < part <= 1:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {part!r}")
@@ -113,12 +122,15 @@ class SchedulerConfig:
     max_num_seqs: requests that run at once.
     max_num_batched_tokens: new tokens of one step, over all requests.
     max_chunk_tokens: new tokens of one request in one step; None is the whole budget.
+    max_num_queued_requests, max_num_queued_tokens: what may wait before a request is refused; None is no limit.
     """
 
-    policy: str = "static"
+    policy: str = "fcfs"
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 2048
     max_chunk_tokens: int | None = None
+    max_num_queued_requests: int | None = None
+    max_num_queued_tokens: int | None = None
 
     def __post_init__(self) -> None:
         named("SchedulerConfig", policy=self.policy)
@@ -127,6 +139,8 @@ class SchedulerConfig:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_chunk_tokens=self.max_chunk_tokens,
+            max_num_queued_requests=self.max_num_queued_requests,
+            max_num_queued_tokens=self.max_num_queued_tokens,
         )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(

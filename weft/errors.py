@@ -9,6 +9,7 @@
     │   ├── ContextLengthError
     │   ├── SamplingParamsError
     │   ├── DuplicateRequestError
+    │   ├── QueueFullError              too many requests or tokens wait already; try again later
     │   └── InvalidPromptsError        several prompts of one call are wrong
     └── CheckpointError                a model cannot be loaded
         ├── CheckpointNotFoundError
@@ -76,6 +77,10 @@ class SamplingParamsError(RequestError):
 
 class DuplicateRequestError(RequestError):
     """A request id that is still in use."""
+
+
+class QueueFullError(RequestError):
+    """Too many requests or tokens wait already; the same request may be served later."""
 
 
 class InvalidPromptsError(RequestError):

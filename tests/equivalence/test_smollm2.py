@@ -30,8 +30,9 @@ def references(smollm2_oracle: Oracle, smollm2_tokenizer: HubTokenizer) -> list[
     "options",
     [
         {"max_num_seqs": 8},
-        {"max_num_seqs": 1},
-        {"max_num_seqs": 3, "max_chunk_tokens": 16},
+        {"max_num_seqs": 8, "attention_backend": "contiguous", "policy": "static"},
+        {"max_num_seqs": 3, "max_chunk_tokens": 16, "block_size": 24},
+        {"max_num_seqs": 8, "num_blocks": 6},
         {"max_num_seqs": 8, "max_num_batched_tokens": 17},
         {"max_num_seqs": 8, "max_chunk_tokens": 1},
     ],

@@ -81,11 +81,32 @@ def references(folder: Path) -> list[Continuation]:
     return found
 
 
-@pytest.mark.parametrize("max_chunk_tokens", [None, 1, WINDOW - 1, WINDOW + 1])
+@pytest.mark.parametrize(
+    ("attention_backend", "policy", "max_chunk_tokens"),
+    [
+        ("contiguous", "static", None),
+        ("contiguous", "static", 1),
+        ("contiguous", "fcfs", WINDOW - 1),
+        ("paged_gather", "fcfs", None),
+        ("paged_gather", "fcfs", WINDOW + 1),
+    ],
+)
 def test_every_architecture_equals_huggingface_in_any_chunks(
-    folder: Path, references: list[Continuation], max_chunk_tokens: int | None, device: str
+    folder: Path,
+    references: list[Continuation],
+    attention_backend: str,
+    policy: str,
+    max_chunk_tokens: int | None,
+    device: str,
 ) -> None:
-    config = EngineConfig.of(model=str(folder), device=device, max_chunk_tokens=max_chunk_tokens, max_num_seqs=4)
+    config = EngineConfig.of(
+        model=str(folder),
+        device=device,
+        attention_backend=attention_backend,
+        policy=policy,
+        max_chunk_tokens=max_chunk_tokens,
+        max_num_seqs=4,
+    )
     params = [SamplingParams(temperature=0, max_tokens=MAX_NEW_TOKENS)] * len(references)
     subject = Subject(config, open_checkpoint(str(folder)))
     assert_token_exact(references, subject.run([reference.prompt_token_ids for reference in references], params))

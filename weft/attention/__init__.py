@@ -6,6 +6,9 @@ from pkgutil import iter_modules
 from weft.attention.interface import AttentionBackend
 from weft.errors import ConfigError, nearest
 
+# What `auto` tries, in order: blocks that can be shared, before rows that cannot.
+PREFERRED = ("paged_gather", "contiguous")
+
 
 def known_backends() -> dict[str, AttentionBackend]:
     """Every backend of this folder, by name."""

@@ -5,72 +5,39 @@ It reads the step's lengths back once a step, so it is for CPUs and comparisons,
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from weft.attention.interface import AttentionSpec
-from weft.attention.sdpa import attend, visible
+from weft.attention.ragged import RaggedAttend, Span, spans_of
 from weft.batch import Batch
-from weft.config import BlockGeometry, Limits
-from weft.layers.heads import HeadTransform
+from weft.config import BlockGeometry, CacheConfig, Limits
+from weft.errors import ConfigError
 
 Slab = Float[Tensor, "2 L rows H_kv S_max D"]
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One request in one step: queries `first : last` of the batch go to tokens `start : end` of a slab row."""
+class RowStore:
+    """Request b of the step owns `rows[b]` of the slab."""
 
-    row: int
-    first: int
-    last: int
-    start: int
-    end: int
-
-
-class ContiguousAttend:
-    """Writes each request's new keys and values at its cursor, then attends over its row."""
-
-    def __init__(self, slab: Slab, specs: Sequence[AttentionSpec], spans: Sequence[Span]) -> None:
+    def __init__(self, slab: Slab, rows: Sequence[int], spans: Sequence[Span]) -> None:
         self._slab = slab
-        self._specs = specs
+        self._rows = rows
         self._spans = spans
-        self._masks: dict[tuple[int, int, int | None], Bool[Tensor, "T S"] | None] = {}
 
-    def __call__(
-        self,
-        layer: int,
-        qkv: Float[Tensor, "T_total packed"],
-        positions: Int[Tensor, "T_total"],
-        heads: HeadTransform,
-    ) -> Float[Tensor, "T_total attended"]:
-        spec = self._specs[layer]
-        query, key, value = heads(qkv, positions)
-        attended = query.new_empty(query.shape[0], spec.num_query_heads * spec.head_dim)
-        for span in self._spans:
-            queries = slice(span.first, span.last)
-            keys, values = self._slab[:, layer, span.row].unbind(0)  # each [H_kv, S_max, D]
-            keys[:, span.start : span.end] = key[queries].transpose(0, 1)
-            values[:, span.start : span.end] = value[queries].transpose(0, 1)
-            oldest = _oldest(span, spec.window)
-            attended[queries] = attend(
-                query[queries],
-                keys[:, oldest : span.end],
-                values[:, oldest : span.end],
-                spec,
-                self._mask(span.last - span.first, span.end - oldest, spec.window),
-            )
-        return attended
+    def write(self, layer: int, key: Float[Tensor, "T_total H_kv D"], value: Float[Tensor, "T_total H_kv D"]) -> None:
+        for row, span in zip(self._rows, self._spans, strict=True):
+            keys, values = self._slab[:, layer, row].unbind(0)  # each [H_kv, S_max, D]
+            keys[:, span.start : span.end] = key[span.first : span.last].transpose(0, 1)
+            values[:, span.start : span.end] = value[span.first : span.last].transpose(0, 1)
 
-    def _mask(self, num_queries: int, num_keys: int, window: int | None) -> Bool[Tensor, "T S"] | None:
-        """The mask, built once a step and shared by its layers."""
-        key = (num_queries, num_keys, window)
-        if key not in self._masks:
-            self._masks[key] = visible(num_queries, num_keys, window, self._slab.device)
-        return self._masks[key]
+    def read(
+        self, layer: int, request: int, start: int, end: int
+    ) -> tuple[Float[Tensor, "H_kv S D"], Float[Tensor, "H_kv S D"]]:
+        keys, values = self._slab[:, layer, self._rows[request], :, start:end].unbind(0)
+        return keys, values
 
 
 class ContiguousCache:
@@ -82,14 +49,10 @@ class ContiguousCache:
         self.slab = slab
         self._specs = tuple(specs)
 
-    def prepare(self, batch: Batch) -> ContiguousAttend:
+    def prepare(self, batch: Batch) -> RaggedAttend:
+        spans = spans_of(batch)
         rows = batch.groups[0].block_tables[:, 0].tolist()
-        starts, ends = batch.query_starts.tolist(), batch.sequence_lengths.tolist()
-        spans = [
-            Span(row, first, last, end - (last - first), end)
-            for row, first, last, end in zip(rows, starts[:-1], starts[1:], ends, strict=True)
-        ]
-        return ContiguousAttend(self.slab, self._specs, spans)
+        return RaggedAttend(RowStore(self.slab, rows, spans), self._specs, spans)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         for source, target in pairs:
@@ -108,7 +71,13 @@ class Contiguous:
             return "one slab holds one cache group"
         return None
 
-    def geometry(self, limits: Limits) -> BlockGeometry:
+    def geometry(self, limits: Limits, config: CacheConfig) -> BlockGeometry:
+        for name in ("block_size", "num_blocks"):
+            if getattr(config, name) is not None:
+                raise ConfigError(
+                    f"{name}={getattr(config, name)} says nothing to the contiguous backend, whose block is a row",
+                    hint="max_num_seqs and max_model_len size it; attention_backend='paged_gather' has blocks",
+                )
         return BlockGeometry(num_blocks=limits.max_num_seqs, block_size=limits.max_model_len, shareable=False)
 
     def bytes_per_block(self, specs: Sequence[AttentionSpec], geometry: BlockGeometry, dtype: torch.dtype) -> int:
@@ -121,13 +90,6 @@ class Contiguous:
         assert all((s.num_kv_heads, s.head_dim) == (spec.num_kv_heads, spec.head_dim) for s in specs), "one geometry"
         shape = (2, len(specs), geometry.num_blocks + 1, spec.num_kv_heads, geometry.block_size, spec.head_dim)
         return ContiguousCache(torch.empty(shape, dtype=dtype, device=device), specs)
-
-
-def _oldest(span: Span, window: int | None) -> int:
-    """The first token that any query of the span sees: a decode step reads its window and no more."""
-    if window is None:
-        return 0
-    return max(0, span.start + 1 - window)
 
 
 BACKEND = Contiguous()

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from weft.batch import Batch
-from weft.config import BlockGeometry, Limits
+from weft.config import BlockGeometry, CacheConfig, Limits
 from weft.layers.operations import Attend
 
 
@@ -66,8 +66,8 @@ class AttentionBackend(Protocol):
         """None, or the reason why this layer cannot run here."""
         ...
 
-    def geometry(self, limits: Limits) -> BlockGeometry:
-        """Blocks for these limits, before the memory is known to suffice."""
+    def geometry(self, limits: Limits, config: CacheConfig) -> BlockGeometry:
+        """Blocks for these limits, before the memory is known to suffice. Raises: ConfigError."""
         ...
 
     def bytes_per_block(self, specs: Sequence[AttentionSpec], geometry: BlockGeometry, dtype: torch.dtype) -> int:

@@ -35,6 +35,12 @@ class DeviceState:
         self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
         self._noisy = [False] * rows  # the host's copy of `temperatures > 0`
 
+    @staticmethod
+    def bytes_for(limits: Limits, geometry: BlockGeometry) -> int:
+        """Memory that the state takes: tokens and block tables in int64, and 28 bytes a row beside them."""
+        columns = limits.max_model_len + geometry.blocks_for(limits.max_model_len)
+        return (limits.max_num_seqs + 1) * (columns * 8 + 28)
+
     def apply(self, plan: StepPlan) -> None:
         """Take in what the plan changes: requests that take a row, blocks that a row gains."""
         for admission in plan.admissions:

@@ -9,23 +9,26 @@ import logging
 import operator
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from random import Random
 from typing import SupportsIndex
 
 import torch
 
-from weft.attention import find_backend, known_backends
+from weft.attention import PREFERRED, find_backend
 from weft.attention.interface import AttentionBackend, AttentionSpec
-from weft.config import BlockGeometry, EngineConfig, Limits
+from weft.config import BlockGeometry, CacheConfig, EngineConfig, Limits
 from weft.errors import (
     ConfigError,
     ContextLengthError,
     DuplicateRequestError,
     EmptyPromptError,
+    QueueFullError,
     RequestError,
     SamplingParamsError,
     TokenOutOfRangeError,
 )
+from weft.inference.device_state import DeviceState
 from weft.inference.placement import Placement, place
 from weft.inference.policies import find_policy
 from weft.inference.request import Request
@@ -67,9 +70,10 @@ class Engine:
         self.eos_token_ids = checkpoint.generation.eos_token_ids
         specs = read_specs(checkpoint, dtype=self.placement.dtype)
         backend = _backend(config.cache.attention_backend, specs, self.placement)
-        geometry = backend.geometry(self.limits)
-        needed = (geometry.num_blocks + 1) * backend.bytes_per_block(specs, geometry, self.placement.dtype)
-        _check_memory(needed, geometry, config, self.placement.device)
+        geometry = backend.geometry(self.limits, config.cache)
+        bytes_per_block = backend.bytes_per_block(specs, geometry, self.placement.dtype)
+        state = DeviceState.bytes_for(self.limits, geometry)
+        self.geometry = _fit_memory(geometry, bytes_per_block, state, config.cache, self.placement.device)
         self.model = load_model(
             checkpoint,
             max_positions=self.limits.max_model_len,
@@ -78,24 +82,27 @@ class Engine:
             dummy_seed=config.model.seed if config.model.load_format == "dummy" else None,
             show_progress=show_progress,
         )
-        cache = backend.allocate(specs, geometry, self.placement.dtype, self.placement.device)
+        cache = backend.allocate(specs, self.geometry, self.placement.dtype, self.placement.device)
         self._runner = ModelRunner(
             self.model,
             cache,
             sampler or GumbelSampler(),
             limits=self.limits,
-            geometry=geometry,
+            geometry=self.geometry,
             device=self.placement.device,
             observe=observe,
         )
-        self._scheduler = Scheduler(config.scheduler, policy, geometry)
+        self._scheduler = Scheduler(
+            config.scheduler, policy, self.geometry, prefix_caching=config.cache.enable_prefix_caching
+        )
+        self._queue_limits = config.scheduler.max_num_queued_requests, config.scheduler.max_num_queued_tokens
         self._seeds = Random(config.model.seed)
         self.description = (
             f"{checkpoint.config.get('model_type')} on {self.placement.device} in "
             f"{str(self.placement.dtype).removeprefix('torch.')} ({self.placement.reason}); "
-            f"attention {backend.name}, cache {needed / 2**20:.0f} MiB ({geometry.num_blocks} blocks of "
-            f"{geometry.block_size} tokens); policy {config.scheduler.policy}; "
-            f"max_model_len {self.limits.max_model_len}"
+            f"attention {backend.name}, cache {self.geometry.num_blocks * bytes_per_block / 2**20:.0f} MiB "
+            f"({self.geometry.num_blocks} blocks of {self.geometry.block_size} tokens); "
+            f"policy {config.scheduler.policy}; max_model_len {self.limits.max_model_len}"
         )
         logger.info("%s", self.description)
 
@@ -114,6 +121,13 @@ class Engine:
                 f"max_model_len={self.limits.max_model_len}",
                 hint="shorten the prompt or raise max_model_len",
             )
+        longest = max(self._max_len(prompt_token_ids, params), len(prompt_token_ids) + 1)
+        if self.geometry.blocks_for(longest - 1) > self.geometry.num_blocks:  # the last token is never read back
+            raise ContextLengthError(
+                f"the prompt of {len(prompt_token_ids)} tokens and max_tokens={params.max_tokens} make {longest} "
+                f"tokens, and the pool holds {self.geometry.num_blocks * self.geometry.block_size}",
+                hint="lower max_tokens or raise num_blocks",
+            )
         for token in params.stop_token_ids:
             if token >= self.vocab_size:
                 raise SamplingParamsError(
@@ -125,7 +139,7 @@ class Engine:
         if request_id in self._scheduler:
             raise DuplicateRequestError(f"request_id={request_id!r} is still in use")
         self.validate(prompt_token_ids, params)
-        room = self.limits.max_model_len
+        self._check_queue(len(prompt_token_ids))
         eos = () if params.ignore_eos else self.eos_token_ids
         self._scheduler.add(
             Request(
@@ -135,7 +149,7 @@ class Engine:
                 params=params,
                 seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
                 stop_token_ids=frozenset((*eos, *params.stop_token_ids)),
-                max_len=min(room, len(prompt_token_ids) + (params.max_tokens or room)),
+                max_len=self._max_len(prompt_token_ids, params),
             )
         )
 
@@ -147,11 +161,31 @@ class Engine:
         if not self._scheduler.has_requests:
             return []
         plan = self._scheduler.schedule()
-        return self._scheduler.update(plan, self._runner.execute(plan).tokens())
+        outputs = self._scheduler.update(plan, self._runner.execute(plan).tokens())
+        if not self._scheduler.has_requests:
+            self._scheduler.check_idle()
+        return outputs
 
     def finish(self, request_id: str) -> None:
         """End a request from outside (a stop string, an abort) in any state; its memory is free at once. Idempotent."""
         self._scheduler.finish(request_id)
+
+    def _max_len(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> int:
+        """Total tokens at which a request ends by length: asked for, or as many as context and pool hold."""
+        room = self.limits.max_model_len
+        if params.max_tokens is None:
+            return min(room, self.geometry.num_blocks * self.geometry.block_size + 1)
+        return min(room, len(prompt_token_ids) + params.max_tokens)
+
+    def _check_queue(self, num_tokens: int) -> None:
+        requests, tokens = self._queue_limits
+        if requests is not None and self._scheduler.num_waiting >= requests:
+            raise QueueFullError(f"{self._scheduler.num_waiting} requests wait, max_num_queued_requests={requests}")
+        if tokens is not None and self._scheduler.num_waiting_tokens + num_tokens > tokens:
+            raise QueueFullError(
+                f"{self._scheduler.num_waiting_tokens} tokens wait and {num_tokens} more would exceed "
+                f"max_num_queued_tokens={tokens}"
+            )
 
 
 def as_token_ids(prompt: Iterable[object]) -> list[int]:
@@ -184,8 +218,8 @@ def _limits(config: EngineConfig, model_limit: int) -> Limits:
 
 
 def _backend(name: str, specs: Sequence[AttentionSpec], placement: Placement) -> AttentionBackend:
-    """The backend asked for, or the first that supports every layer."""
-    candidates = list(known_backends().values()) if name == "auto" else [find_backend(name)]
+    """The backend asked for, or the first of the preferred ones that supports every layer."""
+    candidates = [find_backend(known) for known in (PREFERRED if name == "auto" else (name,))]
     reasons = {}
     for backend in candidates:
         reason = next(filter(None, (backend.supports(s, placement.dtype, placement.device) for s in specs)), None)
@@ -195,16 +229,26 @@ def _backend(name: str, specs: Sequence[AttentionSpec], placement: Placement) ->
     raise ConfigError(f"no attention backend can run this model: {reasons}")
 
 
-def _check_memory(needed: int, geometry: BlockGeometry, config: EngineConfig, device: torch.device) -> None:
-    """Raise ConfigError, with the numbers, if the cache would not fit."""
+def _fit_memory(
+    geometry: BlockGeometry, bytes_per_block: int, state_bytes: int, config: CacheConfig, device: torch.device
+) -> BlockGeometry:
+    """The geometry, with no more blocks than the memory holds where their number was left open.
+
+    Raises: ConfigError, with the numbers, if what was asked for does not fit.
+    """
     if device.type == "cuda":
         there = torch.cuda.mem_get_info(device)[0]
     else:
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    budget = int(there * config.cache.gpu_memory_utilization)
-    if needed > budget:
-        raise ConfigError(
-            f"the cache needs {needed / 2**30:.1f} GiB ({geometry.num_blocks} blocks of {geometry.block_size} tokens) "
-            f"and {budget / 2**30:.1f} GiB may be used",
-            hint="lower max_model_len or max_num_seqs, or raise gpu_memory_utilization",
-        )
+    budget = int(there * config.gpu_memory_utilization)
+    fitting = (budget - state_bytes) // bytes_per_block - 1  # one more block is scratch
+    if geometry.num_blocks <= fitting:
+        return geometry
+    if geometry.shareable and config.num_blocks is None and fitting >= 1:
+        return replace(geometry, num_blocks=fitting)
+    needed = (geometry.num_blocks + 1) * bytes_per_block + state_bytes
+    raise ConfigError(
+        f"the cache needs {needed / 2**30:.1f} GiB ({geometry.num_blocks} blocks "
+        f"of {geometry.block_size} tokens) and {budget / 2**30:.1f} GiB may be used",
+        hint="lower num_blocks, max_model_len or max_num_seqs, or raise gpu_memory_utilization",
+    )

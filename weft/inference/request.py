@@ -14,6 +14,9 @@ class Request:
 
     seed: the sampling seed, drawn for the request if its params name none.
     stop_token_ids: every id that ends it, EOS included unless ignored.
+    cache_salt: only requests of the same salt share prefixes.
+    num_cached_tokens: tokens found in the prefix cache when it was first admitted.
+    num_published_blocks, prefix_entry: how many of its blocks others can find, and the cache's entry of the last.
     max_len: total tokens at which it ends by length: of max_tokens and the context, the nearer.
     """
 
@@ -24,7 +27,11 @@ class Request:
     seed: int
     stop_token_ids: frozenset[int]
     max_len: int
+    cache_salt: str | None = None
     num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_published_blocks: int = 0
+    prefix_entry: int = -1
     row: int | None = None
     blocks: list[int] = field(default_factory=list)
 

@@ -10,7 +10,7 @@ from weft.attention import find_backend, known_backends
 from weft.attention.contiguous import BACKEND, ContiguousCache
 from weft.attention.interface import AttentionBackend, AttentionSpec, Cache
 from weft.batch import Batch, GroupTables, SamplingRows
-from weft.config import Limits
+from weft.config import CacheConfig, Limits
 from weft.errors import ConfigError
 from weft.layers.heads import HeadTransform
 from weft.layers.rope import RopeConfig, RotaryTable
@@ -43,7 +43,7 @@ def heads_of(attention: AttentionSpec) -> HeadTransform:
 
 
 def allocate(attention: AttentionSpec) -> ContiguousCache:
-    return BACKEND.allocate([attention] * LAYERS, BACKEND.geometry(LIMITS), torch.float32, CPU)
+    return BACKEND.allocate([attention] * LAYERS, BACKEND.geometry(LIMITS, CacheConfig()), torch.float32, CPU)
 
 
 def random_qkv(attention: AttentionSpec, seed: int = 0) -> Tensor:
@@ -178,13 +178,13 @@ def test_copied_blocks_are_equal_in_every_layer_and_leave_the_rest() -> None:
 
 
 def test_geometry_is_one_whole_row_a_request() -> None:
-    geometry = BACKEND.geometry(LIMITS)
+    geometry = BACKEND.geometry(LIMITS, CacheConfig())
     assert (geometry.num_blocks, geometry.block_size, geometry.shareable) == (3, 12, False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bytes_of_a_block_are_those_allocated(dtype: torch.dtype) -> None:
-    specs, geometry = [spec()] * 5, BACKEND.geometry(LIMITS)
+    specs, geometry = [spec()] * 5, BACKEND.geometry(LIMITS, CacheConfig())
     cache = BACKEND.allocate(specs, geometry, dtype, CPU)
     scratch = 1
     assert cache.slab.nbytes == BACKEND.bytes_per_block(specs, geometry, dtype) * (geometry.num_blocks + scratch)

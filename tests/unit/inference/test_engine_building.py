@@ -18,12 +18,12 @@ Build = Callable[..., Engine]
     [
         (
             {"gpu_memory_utilization": 1e-9},
-            r"the cache needs 0\.0 GiB \(16 blocks of 64 tokens\) and 0\.0 GiB may be used",
-            "lower max_model_len or max_num_seqs, or raise gpu_memory_utilization",
+            r"the cache needs 0\.0 GiB \(64 blocks of 16 tokens\) and 0\.0 GiB may be used",
+            "lower num_blocks, max_model_len or max_num_seqs, or raise gpu_memory_utilization",
         ),
         (
             {"max_num_seqs": 10**9, "max_num_batched_tokens": 10**9},
-            r"the cache needs \d{4,}\.\d GiB \(1000000000 blocks of 64 tokens\) and [\d.]+ GiB may be used",
+            r"the cache needs \d{4,}\.\d GiB \(4000000000 blocks of 16 tokens\) and [\d.]+ GiB may be used",
             "max_num_seqs",
         ),
         ({"max_model_len": 65}, "max_model_len=65 exceeds the 64 positions", "trained"),
@@ -65,6 +65,6 @@ def test_what_was_chosen_is_said_once(build: Build, caplog: pytest.LogCaptureFix
         engine = build()
     assert caplog.messages == [engine.description]
     said = (
-        r"llama on cpu in float32 \(.*\); attention contiguous, cache \d+ MiB \(16 blocks of 64 tokens\); policy static"
+        r"llama on cpu in float32 \(.*\); attention paged_gather, cache \d+ MiB \(64 blocks of 16 tokens\); policy fcfs"
     )
     assert re.match(said, engine.description)

@@ -16,7 +16,9 @@ STOP, PLAIN, NOT_FINITE = 1, 2, -1
 
 
 def scheduler_of(max_num_seqs: int, budget: int = 64, chunk: int | None = None) -> Scheduler:
-    config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_chunk_tokens=chunk)
+    config = SchedulerConfig(
+        policy="static", max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_chunk_tokens=chunk
+    )
     policy = find_policy(config.policy)(max_num_seqs=max_num_seqs)
     return Scheduler(config, policy, BlockGeometry(num_blocks=max_num_seqs, block_size=S_MAX, shareable=False))
 

@@ -21,7 +21,7 @@ from transformers import (
 
 from weft.attention.contiguous import BACKEND
 from weft.batch import Batch, GroupTables, SamplingRows
-from weft.config import Limits
+from weft.config import CacheConfig, Limits
 from weft.layers.operations import PlainOperations
 from weft.models.checkpoint.gguf import permute
 from weft.models.checkpoint.interface import Checkpoint
@@ -96,7 +96,9 @@ def logits_of() -> Logits:
     def compute(checkpoint: Checkpoint) -> Tensor:
         model = load_model(checkpoint, max_positions=64, dtype=torch.float32, device=torch.device("cpu"))
         limits = Limits(max_num_seqs=1, max_num_batched_tokens=64, max_model_len=64)
-        cache = BACKEND.allocate(model.attention_specs, BACKEND.geometry(limits), torch.float32, torch.device("cpu"))
+        cache = BACKEND.allocate(
+            model.attention_specs, BACKEND.geometry(limits, CacheConfig()), torch.float32, torch.device("cpu")
+        )
         batch = one_prefill(TOKENS)
         ops = PlainOperations(cache.prepare(batch))
         return model.logits(model.forward(batch.token_ids, batch.positions, ops), batch.logit_rows, ops)

@@ -1,0 +1,96 @@
+"""The paged backend in plain torch: a pool of blocks, written by scatter, read by gather.
+
+The pool is `[2, L, N + 1, P, H_kv, D]`; the block after the last is scratch for padding. It is the reference for every
+paged kernel, and the CPU's way of serving. It reads the step's lengths back once a step.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.attention.interface import AttentionSpec
+from weft.attention.ragged import RaggedAttend, spans_of
+from weft.batch import Batch, GroupTables
+from weft.config import BlockGeometry, CacheConfig, Limits
+
+DEFAULT_BLOCK_SIZE = 16
+
+
+class BlockStore:
+    """Token t of request b lies in block `block_tables[b, t // P]`, at `t % P`."""
+
+    def __init__(self, pool: Tensor, tables: GroupTables) -> None:
+        self._pool = pool
+        self._block_size = pool.shape[3]
+        self._tables = tables
+
+    def write(self, layer: int, key: Float[Tensor, "T_total H_kv D"], value: Float[Tensor, "T_total H_kv D"]) -> None:
+        keys, values = self._slots(layer)
+        # Slot -1, which writes nothing, is the last slot of the scratch block.
+        keys[self._tables.slot_mapping] = key
+        values[self._tables.slot_mapping] = value
+
+    def read(
+        self, layer: int, request: int, start: int, end: int
+    ) -> tuple[Float[Tensor, "H_kv S D"], Float[Tensor, "H_kv S D"]]:
+        first = start // self._block_size
+        blocks = self._tables.block_tables[request, first : -(-end // self._block_size)]
+        inside = slice(start - first * self._block_size, end - first * self._block_size)
+        # Keys and values apart: a gather over both copies the whole layer first.
+        keys, values = (self._pool[part, layer][blocks].flatten(0, 1)[inside].transpose(0, 1) for part in (0, 1))
+        return keys, values
+
+    def _slots(self, layer: int) -> tuple[Float[Tensor, "slots H_kv D"], Float[Tensor, "slots H_kv D"]]:
+        return self._pool[0, layer].flatten(0, 1), self._pool[1, layer].flatten(0, 1)
+
+
+class PagedGatherCache:
+    """The pool, and nothing else: who owns which block is the allocator's to know."""
+
+    capturable = False  # slices depend on lengths that the host reads
+
+    def __init__(self, pool: Tensor, specs: Sequence[AttentionSpec]) -> None:
+        self.pool = pool
+        self._specs = tuple(specs)
+
+    def prepare(self, batch: Batch) -> RaggedAttend:
+        return RaggedAttend(BlockStore(self.pool, batch.groups[0]), self._specs, spans_of(batch))
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        sources, targets = (torch.tensor(side, device=self.pool.device) for side in zip(*pairs, strict=True))
+        self.pool[:, :, targets] = self.pool[:, :, sources]
+
+
+class PagedGather:
+    """Blocks of `block_size` tokens, shared by whoever begins alike."""
+
+    name = "paged_gather"
+
+    def supports(self, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> str | None:
+        if spec.soft_cap is not None:
+            return f"soft_cap={spec.soft_cap} needs a backend with its own softmax"
+        if spec.cache_group != 0:
+            return "one pool holds one cache group"
+        return None
+
+    def geometry(self, limits: Limits, config: CacheConfig) -> BlockGeometry:
+        """As many blocks as asked for, or as many as the limits could ever fill."""
+        size = config.block_size or DEFAULT_BLOCK_SIZE
+        most = limits.max_num_seqs * -(-limits.max_model_len // size)
+        return BlockGeometry(num_blocks=config.num_blocks or most, block_size=size, shareable=True)
+
+    def bytes_per_block(self, specs: Sequence[AttentionSpec], geometry: BlockGeometry, dtype: torch.dtype) -> int:
+        return 2 * len(specs) * specs[0].num_kv_heads * geometry.block_size * specs[0].head_dim * dtype.itemsize
+
+    def allocate(
+        self, specs: Sequence[AttentionSpec], geometry: BlockGeometry, dtype: torch.dtype, device: torch.device
+    ) -> PagedGatherCache:
+        spec = specs[0]
+        assert all((s.num_kv_heads, s.head_dim) == (spec.num_kv_heads, spec.head_dim) for s in specs), "one geometry"
+        shape = (2, len(specs), geometry.num_blocks + 1, geometry.block_size, spec.num_kv_heads, spec.head_dim)
+        return PagedGatherCache(torch.empty(shape, dtype=dtype, device=device), specs)
+
+
+BACKEND = PagedGather()

@@ -1,0 +1,86 @@
+"""Attention request by request, over keys and values that a backend's store writes and reads. Knows no layout."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from weft.attention.interface import AttentionSpec
+from weft.attention.sdpa import attend, visible
+from weft.batch import Batch
+from weft.layers.heads import HeadTransform
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One request in one step: queries `first : last` of the batch are tokens `start : end` of its sequence."""
+
+    first: int
+    last: int
+    start: int
+    end: int
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Where one step keeps keys and values."""
+
+    def write(self, layer: int, key: Float[Tensor, "T_total H_kv D"], value: Float[Tensor, "T_total H_kv D"]) -> None:
+        """Put the step's new keys and values in their places."""
+        ...
+
+    def read(
+        self, layer: int, request: int, start: int, end: int
+    ) -> tuple[Float[Tensor, "H_kv S D"], Float[Tensor, "H_kv S D"]]:
+        """Keys and values of tokens `start : end` of the batch's request."""
+        ...
+
+
+class RaggedAttend:
+    """Writes the step's keys and values, then attends over each request's own: no padding, any mix of lengths."""
+
+    def __init__(self, store: Store, specs: Sequence[AttentionSpec], spans: Sequence[Span]) -> None:
+        self._store = store
+        self._specs = specs
+        self._spans = spans
+        self._masks: dict[tuple[int, int, int | None], Bool[Tensor, "T S"] | None] = {}
+
+    def __call__(
+        self,
+        layer: int,
+        qkv: Float[Tensor, "T_total packed"],
+        positions: Int[Tensor, "T_total"],
+        heads: HeadTransform,
+    ) -> Float[Tensor, "T_total attended"]:
+        spec = self._specs[layer]
+        query, key, value = heads(qkv, positions)
+        self._store.write(layer, key, value)
+        attended = query.new_empty(query.shape[0], spec.num_query_heads * spec.head_dim)
+        for request, span in enumerate(self._spans):
+            # No query of the span sees further back: a decode step reads its window and no more.
+            oldest = 0 if spec.window is None else max(0, span.start + 1 - spec.window)
+            keys, values = self._store.read(layer, request, oldest, span.end)
+            mask = self._mask(span.last - span.first, span.end - oldest, spec.window, query.device)
+            attended[span.first : span.last] = attend(query[span.first : span.last], keys, values, spec, mask)
+        return attended
+
+    def _mask(
+        self, num_queries: int, num_keys: int, window: int | None, device: torch.device
+    ) -> Bool[Tensor, "T S"] | None:
+        """The mask, built once a step and shared by its layers."""
+        key = (num_queries, num_keys, window)
+        if key not in self._masks:
+            self._masks[key] = visible(num_queries, num_keys, window, device)
+        return self._masks[key]
+
+
+def spans_of(batch: Batch) -> list[Span]:
+    """Each request's queries and tokens, read back from the device once a step."""
+    starts, ends = batch.query_starts.tolist(), batch.sequence_lengths.tolist()
+    return [
+        Span(first, last, end - (last - first), end)
+        for first, last, end in zip(starts[:-1], starts[1:], ends, strict=True)
+    ]

@@ -1,0 +1,81 @@
+"""A toy model whose every token and every cached value is a hash of what came before, and an executor that runs plans.
+
+It stands in for runner, model and cache: each slot holds the tag of the tokens up to it, and a step may only read slots
+that hold the right tags. Whatever aliases, leaks, goes stale or is read before it is written shows at once.
+"""
+
+from collections.abc import Sequence
+
+from weft.inference.plan import StepPlan
+
+# Hashes of integers are the same in every process, so that a failure can be replayed.
+VOCAB_SIZE = 50
+
+
+def next_token(token_ids: Sequence[int]) -> int:
+    """What the toy model says after these tokens."""
+    return hash((-1, *token_ids)) % VOCAB_SIZE
+
+
+def sequential(prompt: Sequence[int], max_tokens: int, stop: frozenset[int] = frozenset()) -> list[int]:
+    """The output of a request that runs alone, without any engine."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + max_tokens:
+        tokens.append(next_token(tokens))
+        if tokens[-1] in stop:
+            break
+    return tokens[len(prompt) :]
+
+
+class ToyExecutor:
+    """Runs step plans over fake slots."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._slots: dict[tuple[int, int], int] = {}  # (block, offset) -> tag
+        self._tables: dict[int, list[int]] = {}
+        self._tokens: dict[int, list[int]] = {}
+        self._computed: dict[int, int] = {}
+
+    def execute(self, plan: StepPlan) -> list[list[int]]:
+        """The tokens that the step samples, as `StepHandle.tokens` gives them."""
+        for admission in plan.admissions:
+            self._tokens[admission.row] = list(admission.token_ids)
+            self._computed[admission.row] = admission.num_computed_tokens
+            self._tables[admission.row] = []
+        for grown in plan.new_blocks[0]:
+            table = self._tables[grown.row]
+            assert grown.first <= len(table), "a block table has a hole"
+            table[grown.first : grown.first + len(grown.blocks)] = grown.blocks
+        for source, target in plan.block_copies:
+            for offset in range(self._block_size):
+                self._slots.pop((target, offset), None)
+                if (source, offset) in self._slots:
+                    self._slots[target, offset] = self._slots[source, offset]
+        written: set[tuple[int, int]] = set()
+        columns = list(zip(plan.rows, plan.num_new_tokens, plan.num_logit_rows, strict=True))
+        assert len(set(plan.rows)) == len(plan.rows), "two requests share a row"
+        for row, count, _ in columns:
+            for position in range(self._computed[row], self._computed[row] + count):
+                slot = self._slot(row, position)
+                assert slot not in written, f"slot {slot} is written twice in a step"
+                written.add(slot)
+                self._slots[slot] = _tag(self._tokens[row][: position + 1])
+            self._computed[row] += count
+        return [self._sample(row) if wanted else [] for row, _, wanted in columns]
+
+    def _sample(self, row: int) -> list[int]:
+        tokens = self._tokens[row]
+        assert self._computed[row] == len(tokens), "logits are asked for before the last token is computed"
+        for position in range(len(tokens)):
+            found = self._slots.get(self._slot(row, position))
+            assert found == _tag(tokens[: position + 1]), f"row {row} reads another's value at position {position}"
+        tokens.append(next_token(tokens))
+        return [tokens[-1]]
+
+    def _slot(self, row: int, position: int) -> tuple[int, int]:
+        return self._tables[row][position // self._block_size], position % self._block_size
+
+
+def _tag(token_ids: Sequence[int]) -> int:
+    return hash(tuple(token_ids))
