@@ -25,9 +25,6 @@ class PrefixCache:
     def __contains__(self, block: int) -> bool:
         return block in self._keys
 
-    def __len__(self) -> int:
-        return len(self._keys)
-
     def lookup(self, token_ids: Sequence[int], salt: str | None = None) -> list[int]:
         """Blocks that hold the longest cached prefix of whole blocks, in order.
 
@@ -68,8 +65,3 @@ class PrefixCache:
         """Drop a block that is given to somebody else. What followed it can no longer be reached."""
         del self._blocks[self._keys.pop(block)]
         del self._entries[block]
-
-    def clear(self) -> None:
-        self._blocks.clear()
-        self._keys.clear()
-        self._entries.clear()

@@ -71,10 +71,6 @@ class Scheduler:
         """Tokens of requests that have not started yet."""
         return self._num_waiting_tokens
 
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
-
     def add(self, request: Request) -> None:
         assert request.request_id not in self, f"request {request.request_id!r} is already here"
         self._waiting[request.request_id] = request
