@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import jaxtyping
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 # Every public tensor annotation is enforced in the test run. `kernels` stays out: the hook breaks @triton.jit.
@@ -12,6 +13,11 @@ _CHECKED = ["batch", "layers", "attention", "models", "inference", "tokenizer", 
 jaxtyping.install_import_hook([f"weft.{name}" for name in _CHECKED], "beartype.beartype")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may depend on the network
+
+# Without a GPU, kernels run in Triton's interpreter. Triton reads this when a kernel is defined, its own library's
+# kernels when it is imported, so it has to be set before any test module is.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 settings.register_profile("dev", max_examples=50, stateful_step_count=30, deadline=None)
 settings.register_profile("ci", max_examples=200, stateful_step_count=50, deadline=None, derandomize=True)
@@ -29,8 +35,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     """Tiny products wait for a second thread more than they gain by it: ten times as long where the cores are busy."""
-    import torch
-
     torch.set_num_threads(1)
 
 
@@ -43,8 +47,6 @@ def as_users_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _unset_memory_is_nan() -> Iterator[None]:
     """torch.empty comes back as NaN, so that a read of memory nobody wrote shows in the result."""
-    import torch
-
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield

@@ -11,6 +11,7 @@
     │   ├── DuplicateRequestError
     │   ├── QueueFullError              too many requests or tokens wait already; try again later
     │   └── InvalidPromptsError        several prompts of one call are wrong
+    ├── KernelError                    a kernel's arguments do not fit it or each other     (ValueError)
     └── CheckpointError                a model cannot be loaded
         ├── CheckpointNotFoundError
         ├── CorruptCheckpointError     a truncated or malformed file
@@ -90,6 +91,10 @@ class InvalidPromptsError(RequestError):
         self.errors = dict(errors)
         lines = "\n".join(f"  {error}".replace("\n", "\n  ") for error in self.errors.values())
         super().__init__(f"{len(self.errors)} prompts cannot be served:\n{lines}")
+
+
+class KernelError(WeftError, ValueError):
+    """Tensors that a kernel cannot take: dtype, shape, head counts, layout, device. Raised before it is launched."""
 
 
 class CheckpointError(WeftError):

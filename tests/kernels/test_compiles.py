@@ -1,0 +1,81 @@
+"""Every kernel builds for every GPU it is meant for, and keeps its values in registers. Needs no GPU."""
+
+import importlib
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import weft.kernels
+from weft.kernels._jit import HAS_TRITON
+from weft.kernels.specialisation import CAPABILITIES
+
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+
+ROOT = Path(weft.kernels.__file__).parents[2]
+INFRASTRUCTURE = {"_jit", "specialisation"}
+KERNELS = [name for _, name, _ in pkgutil.iter_modules(weft.kernels.__path__) if name not in INFRASTRUCTURE]
+
+# A form takes one to six seconds of one core to compile; the compiler's cache makes a second run a matter of import.
+TIMEOUT_S = 600
+
+
+def compiled(module: str, capability: int, folder: Path = ROOT) -> list[dict]:
+    """What the compiler says about each form of a module, in a process where kernels are no Python functions."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(folder)])
+    command = [sys.executable, "-m", "weft.kernels.specialisation", module, str(capability)]
+    ran = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert ran.stdout or not ran.returncode, ran.stderr
+    return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_kernel_module_names_the_forms_it_launches(name: str) -> None:
+    module = importlib.import_module(f"weft.kernels.{name}")
+    names = [form.name for form in module.SPECIALISATIONS]
+    assert names, "no form listed"
+    assert len(names) == len(set(names)), "two forms of one name"
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_form_builds_fits_and_spills_nothing(name: str, capability: int) -> None:
+    rows = compiled(f"weft.kernels.{name}", capability)
+    assert rows, f"nothing of {name} is meant for sm_{capability}"
+    faults = [f"{row['name']} on sm_{capability}: {fault}" for row in rows for fault in row["faults"]]
+    assert not faults, "\n".join(faults)
+
+
+SPILLING = """
+from weft.kernels._jit import jit, tl
+from weft.kernels.specialisation import Specialisation
+
+@jit
+def kernel(x, y, SIZE: tl.constexpr):
+    row = tl.arange(0, SIZE)
+    block = tl.load(x + row[:, None] * SIZE + row[None, :])
+    for _ in range(4):
+        block = tl.dot(block, tl.trans(block)).to(tl.bfloat16)
+    tl.store(y + row[:, None] * SIZE + row[None, :], block)
+
+def form(name, size):
+    return Specialisation(name=name, kernel=kernel, signature={"x": "*bf16", "y": "*bf16"}, constants={"SIZE": size},
+                          num_warps=1, num_stages=1)
+
+SPECIALISATIONS = [form("fits", 32), form("spills", 128), form("does_not_build", 48)]
+"""
+
+
+def test_a_form_that_spills_and_one_that_does_not_build_are_convicted(tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text(SPILLING)
+    fits, spills, broken = compiled("planted", 90, tmp_path)
+    assert fits["faults"] == []
+    assert any("spills" in fault for fault in spills["faults"])
+    assert broken["faults"]

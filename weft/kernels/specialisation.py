@@ -1,0 +1,127 @@
+"""One compiled form of a kernel, and what the compiler says it costs. Knows no kernel.
+
+A kernel module lists in `SPECIALISATIONS` the forms it launches on real models. `compile_for` compiles one for a GPU
+that need not be there, so a machine without any can tell that a kernel builds, fits in shared memory and keeps its
+values in registers. As a program, `python -m weft.kernels.specialisation MODULE CAPABILITY` prints a JSON line for each
+form; it must run without TRITON_INTERPRET, which turns kernels into Python functions.
+"""
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weft.kernels._jit import HAS_TRITON, require_triton
+
+# Compute capabilities that every kernel must build for: A100, L4 and RTX 40, H100 and H200, B200.
+CAPABILITIES = (80, 89, 90, 100)
+
+# Bytes of shared memory that one program may have (CUDA C++ programming guide, technical specifications).
+SHARED_MEMORY_BYTES = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specialisation:
+    """One form of a kernel. `signature` types every argument that is no constant, in Triton's words (`*bf16`, `i32`,
+    `tensordesc<bf16[64,128]>`); `aligned` names those whose address or value is a multiple of 16, as a launch would
+    find out; `capabilities` says where the form is chosen.
+    """
+
+    name: str
+    kernel: Any
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any]
+    num_warps: int
+    num_stages: int
+    aligned: frozenset[str] = frozenset()
+    capabilities: tuple[int, ...] = CAPABILITIES
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What one program of a compiled kernel needs: registers a thread, and bytes. Spilled registers live in
+    `local_bytes` or on the stack.
+    """
+
+    name: str
+    capability: int
+    registers: int
+    stack_bytes: int
+    local_bytes: int
+    shared_bytes: int
+    instructions: tuple[str, ...]  # of those worth knowing about, which occur in the PTX
+
+    def faults(self) -> list[str]:
+        """What is wrong, in words; empty when nothing is."""
+        limit = SHARED_MEMORY_BYTES[self.capability]
+        found = []
+        if self.stack_bytes or self.local_bytes:
+            found.append(f"spills: {self.stack_bytes} B of stack, {self.local_bytes} B of local memory a thread")
+        if self.shared_bytes > limit:
+            found.append(f"needs {self.shared_bytes} B of shared memory, sm_{self.capability} has {limit}")
+        return found
+
+
+_NOTABLE = ("wgmma.mma_async", "mma.sync", "tcgen05.mma", "cp.async.bulk.tensor", "cp.async.cg", "setmaxnreg")
+
+
+def compile_for(form: Specialisation, capability: int) -> Resources:
+    """Compile one form for a compute capability, whatever this machine has.
+
+    Raises KernelError without Triton; the compiler's own error when the kernel does not build.
+    """
+    require_triton()
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    arguments = form.kernel.arg_names
+    constants = {(arguments.index(name),): value for name, value in form.constants.items()}
+    signature = {name: "constexpr" if name in form.constants else form.signature[name] for name in arguments}
+    attributes = {(arguments.index(name),): [["tt.divisibility", 16]] for name in form.aligned}
+    source = ASTSource(form.kernel, signature, constants, attributes)
+    options = {"num_warps": form.num_warps, "num_stages": form.num_stages, **form.options}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(compiled.asm["cubin"])
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        usage = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+    found = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
+    return Resources(
+        name=form.name,
+        capability=capability,
+        registers=found["REG"],
+        stack_bytes=found["STACK"],
+        local_bytes=found["LOCAL"],
+        shared_bytes=compiled.metadata.shared,
+        instructions=tuple(word for word in _NOTABLE if word in compiled.asm["ptx"]),
+    )
+
+
+def main(module: str, capability: int) -> int:
+    """Print a JSON line for each form of a kernel module; 1 if one of them does not build."""
+    status = 0
+    for form in importlib.import_module(module).SPECIALISATIONS:
+        if capability not in form.capabilities:
+            continue
+        try:
+            resources = compile_for(form, capability)
+            row = {**asdict(resources), "faults": resources.faults()}
+        except Exception as error:  # whatever the compiler raises is this form's result, and the others go on
+            status = 1
+            row = {"name": form.name, "capability": capability, "faults": [f"{type(error).__name__}: {error}"]}
+        print(json.dumps(row), flush=True)
+    return status
+
+
+if __name__ == "__main__":
+    assert HAS_TRITON
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))
