@@ -29,7 +29,13 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The profile that was asked for; else `nightly` where -m is, `ci` under CI, `dev` at a desk."""
+    at_night = config.getoption("markexpr") == "nightly"
+    default = "nightly" if at_night else "ci" if os.environ.get("CI") else "dev"
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", default))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -15,12 +15,28 @@ def pytest_configure(config: pytest.Config) -> None:
         "gpu: needs a CUDA device",
         "perf: measures speed",
         "slow: takes more than half a minute",
-        "nightly: long fuzzing, outside the default run",
+        "nightly: long fuzzing and whole products; runs only where -m or a node id asks for it",
     ):
         config.addinivalue_line("markers", marker)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_nights_out(config, items)
+    _skip_without_gpu(config, items)
+
+
+def _leave_nights_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what is marked nightly, unless `-m` speaks of it or it is named by its node id."""
+    if "nightly" in config.getoption("markexpr", ""):
+        return
+    named = {argument for argument in config.args if "::" in argument}
+    nights = [item for item in items if item.get_closest_marker("nightly") and not item.nodeid.startswith(tuple(named))]
+    if nights:
+        config.hook.pytest_deselected(items=nights)
+        items[:] = [item for item in items if item not in nights]
+
+
+def _skip_without_gpu(config: pytest.Config, items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

@@ -3,7 +3,7 @@
 Knows no model, no cache and no request.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -34,6 +34,11 @@ class SamplingRows:
     seeds: Int[Tensor, "R"]
     positions: Int[Tensor, "R"]
     any_noise: bool
+
+    def only(self, row: int) -> "SamplingRows":
+        """The same for one row alone."""
+        one = slice(row, row + 1)
+        return replace(self, temperatures=self.temperatures[one], seeds=self.seeds[one], positions=self.positions[one])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ Knows names and ranges only: which policies, backends and models exist is known 
 (the size of the pool, the dtype chosen) are returned by whoever derives them and never written back here.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
@@ -44,6 +45,11 @@ def named(owner: str, **values: str) -> None:
     for name, value in values.items():
         if not isinstance(value, str) or not value:
             raise ConfigError(f"{owner}.{name} must be a name, got {value!r}")
+
+
+def is_duration(value: object) -> bool:
+    """Whether this is a finite number of seconds above 0."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 @strict
@@ -113,6 +119,10 @@ class CacheConfig:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {part!r}")
 
 
+# Fields of SchedulerConfig that only some policies read: setting one for another policy is an error.
+POLICY_OPTIONS = ("max_prefills_per_round", "priority_ageing_s")
+
+
 @strict
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
@@ -123,6 +133,8 @@ class SchedulerConfig:
     max_num_batched_tokens: new tokens of one step, over all requests.
     max_chunk_tokens: new tokens of one request in one step; None is the whole budget.
     max_num_queued_requests, max_num_queued_tokens: what may wait before a request is refused; None is no limit.
+    max_prefills_per_round: prompts of one step, for the policy prefill_first; None is max_num_seqs.
+    priority_ageing_s: seconds of waiting that weigh as much as a priority lower by one, for the policy priority.
     """
 
     policy: str = "fcfs"
@@ -131,6 +143,8 @@ class SchedulerConfig:
     max_chunk_tokens: int | None = None
     max_num_queued_requests: int | None = None
     max_num_queued_tokens: int | None = None
+    max_prefills_per_round: int | None = None
+    priority_ageing_s: float | None = None
 
     def __post_init__(self) -> None:
         named("SchedulerConfig", policy=self.policy)
@@ -141,7 +155,10 @@ class SchedulerConfig:
             max_chunk_tokens=self.max_chunk_tokens,
             max_num_queued_requests=self.max_num_queued_requests,
             max_num_queued_tokens=self.max_num_queued_tokens,
+            max_prefills_per_round=self.max_prefills_per_round,
         )
+        if self.priority_ageing_s is not None and not is_duration(self.priority_ageing_s):
+            raise ConfigError(f"priority_ageing_s must be a number of seconds above 0, got {self.priority_ageing_s!r}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}: "

@@ -129,7 +129,7 @@ class LLM:
                             bar.update()
         finally:  # interrupted or failed: the engine is left as it was found
             for request_id in processor.open_requests:
-                self.engine.finish(request_id)
+                self.engine.abort(request_id)
         return [finished[request_id] for request_id in request_ids]
 
     def _params_for(

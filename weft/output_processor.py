@@ -34,13 +34,17 @@ class CompletionOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOutput:
-    """A request and its answers. `prompt` is None for a prompt of token ids."""
+    """A request and its answers. `prompt` is None for a prompt of token ids.
+
+    num_cached_tokens: tokens of the prompt that the prefix cache held when the request was admitted.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
+    num_cached_tokens: int
 
 
 @dataclass(kw_only=True)
@@ -85,4 +89,5 @@ class OutputProcessor:
             prompt_token_ids=progress.prompt_token_ids,
             outputs=[completion],
             finished=True,
+            num_cached_tokens=step.num_cached_tokens,
         )

@@ -274,7 +274,7 @@ def test_requests_added_by_hand_are_not_swept_away(llm: LLM) -> None:
     with pytest.raises(RequestError, match="added by hand"):
         llm.generate("row", GREEDY)
     assert [output.request_id for output in llm.engine.step()] == ["mine"]
-    llm.engine.finish("mine")
+    llm.engine.abort("mine")
 
 
 @pytest.mark.parametrize("use_tqdm", [True, False])

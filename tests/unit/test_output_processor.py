@@ -54,6 +54,7 @@ def test_token_ids_hold_the_stop_token_and_text_does_not(last: StepOutput, token
             )
         ],
         finished=True,
+        num_cached_tokens=0,
     )
     assert processor.open_requests == []
 

@@ -36,7 +36,7 @@ class BlockAllocator:
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` could hand out now."""
-        return self.num_free + self.num_cached
+        return len(self._returned) + self.num_blocks - self._num_fresh + len(self._cached)
 
     def references(self, block: int) -> int:
         """How many own this block."""
@@ -50,7 +50,8 @@ class BlockAllocator:
         if count > self.num_available:
             return None
         blocks = [self._take() for _ in range(count)]
-        self._references.update(dict.fromkeys(blocks, 1))
+        for block in blocks:
+            self._references[block] = 1
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:

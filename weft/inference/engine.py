@@ -8,7 +8,8 @@ while engine.has_unfinished_requests():
 import logging
 import operator
 import os
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import SupportsIndex
@@ -17,7 +18,7 @@ import torch
 
 from weft.attention import PREFERRED, find_backend
 from weft.attention.interface import AttentionBackend, AttentionSpec
-from weft.config import BlockGeometry, CacheConfig, EngineConfig, Limits
+from weft.config import BlockGeometry, CacheConfig, EngineConfig, Limits, is_duration
 from weft.errors import (
     ConfigError,
     ContextLengthError,
@@ -30,8 +31,8 @@ from weft.errors import (
 )
 from weft.inference.device_state import DeviceState
 from weft.inference.placement import Placement, place
-from weft.inference.policies import find_policy
-from weft.inference.request import Request
+from weft.inference.policies import build_policy
+from weft.inference.request import FinishReason, Request
 from weft.inference.runner import ModelRunner, Observer
 from weft.inference.sampler import GumbelSampler, Sampler
 from weft.inference.sampling_params import SamplingParams
@@ -55,14 +56,16 @@ class Engine:
         *,
         sampler: Sampler | None = None,
         observe: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
         show_progress: bool = False,
     ) -> None:
         """Load the model and allocate the cache.
 
         sampler: replaces the sampler, for tests that force tokens.   observe: sees every step's logits.
+        clock: seconds, by which policies order arrivals.
         Raises: ConfigError, CheckpointError and their kinds, before the weights are read where that is possible.
         """
-        policy = find_policy(config.scheduler.policy)(max_num_seqs=config.scheduler.max_num_seqs)
+        policy = build_policy(config.scheduler)
         self.placement = place(config.model, checkpoint.stored_dtype)
         model_config = read_config(checkpoint)
         self.limits = _limits(config, model_config.max_model_len)
@@ -95,6 +98,7 @@ class Engine:
         self._scheduler = Scheduler(
             config.scheduler, policy, self.geometry, prefix_caching=config.cache.enable_prefix_caching
         )
+        self._clock = clock
         self._queue_limits = config.scheduler.max_num_queued_requests, config.scheduler.max_num_queued_tokens
         self._seeds = Random(config.model.seed)
         self.description = (
@@ -134,11 +138,34 @@ class Engine:
                     f"stop_token_ids holds {token}, outside the vocabulary of {self.vocab_size} tokens"
                 )
 
-    def add_request(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
-        """Queue a request. Raises: RequestError and its kinds; the engine is then as it was."""
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        user: str | None = None,
+        ttft_deadline_s: float | None = None,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Queue a request.
+
+        priority: smaller is sooner, for the policy priority.   user: whose share it is, for the policy fair.
+        ttft_deadline_s: seconds from now to its first token, for the policy deadline.
+        cache_salt: only requests of the same salt share cached prefixes.
+        Raises: RequestError and its kinds; the engine is then as it was.
+        """
         if request_id in self._scheduler:
             raise DuplicateRequestError(f"request_id={request_id!r} is still in use")
         self.validate(prompt_token_ids, params)
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise RequestError(f"priority must be an integer, got {priority!r}")
+        if ttft_deadline_s is not None and not is_duration(ttft_deadline_s):
+            raise RequestError(f"ttft_deadline_s must be a number of seconds above 0, got {ttft_deadline_s!r}")
+        for name, text in (("user", user), ("cache_salt", cache_salt)):
+            if text is not None and not isinstance(text, str):
+                raise RequestError(f"{name} must be a string or None, got {text!r}")
         self._check_queue(len(prompt_token_ids))
         eos = () if params.ignore_eos else self.eos_token_ids
         self._scheduler.add(
@@ -150,6 +177,11 @@ class Engine:
                 seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
                 stop_token_ids=frozenset((*eos, *params.stop_token_ids)),
                 max_len=self._max_len(prompt_token_ids, params),
+                cache_salt=cache_salt,
+                arrival_s=self._clock(),
+                priority=priority,
+                user=user,
+                ttft_deadline_s=None if ttft_deadline_s is None else float(ttft_deadline_s),
             )
         )
 
@@ -166,9 +198,16 @@ class Engine:
             self._scheduler.check_idle()
         return outputs
 
-    def finish(self, request_id: str) -> None:
-        """End a request from outside (a stop string, an abort) in any state; its memory is free at once. Idempotent."""
-        self._scheduler.finish(request_id)
+    def finish(self, request_id: str, reason: FinishReason) -> StepOutput | None:
+        """End a request from outside, in any state; its memory is free at once.
+
+        Returns its last output, or None if it has ended already or never was: finishing twice is finishing once.
+        """
+        return self._scheduler.finish(request_id, reason)
+
+    def abort(self, request_id: str) -> StepOutput | None:
+        """`finish` for a caller who no longer wants the answer."""
+        return self.finish(request_id, "abort")
 
     def _max_len(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> int:
         """Total tokens at which a request ends by length: asked for, or as many as context and pool hold."""

@@ -1,12 +1,12 @@
 """What the scheduler decides for one step, in columns. Plain Python: it crosses to the device side as a whole."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from weft.inference.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Admission:
+class Admission(NamedTuple):
     """A request that takes a row in this step. `token_ids` are all it has: prompt, and output after a preemption."""
 
     row: int
@@ -16,8 +16,7 @@ class Admission:
     seed: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NewBlocks:
+class NewBlocks(NamedTuple):
     """Blocks appended to a row's table, from column `first` on."""
 
     row: int

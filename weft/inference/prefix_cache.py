@@ -49,13 +49,12 @@ class PrefixCache:
         assert len(tokens) == self._block_size, "only full blocks are shared"
         assert block not in self._keys, f"block {block} is published twice"
         key = (parent, tuple(tokens))
-        known = self._blocks.get(key)
-        if known is not None:
-            return self._entries[known]
-        self._blocks[key] = block
+        holder = self._blocks.setdefault(key, block)
+        if holder != block:
+            return self._entries[holder]
         self._keys[block] = key
-        self._entries[block] = next(self._numbers)
-        return self._entries[block]
+        entry = self._entries[block] = next(self._numbers)
+        return entry
 
     def entry_of(self, block: int) -> int:
         """The entry of a published block."""

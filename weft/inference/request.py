@@ -15,6 +15,8 @@ class Request:
     seed: the sampling seed, drawn for the request if its params name none.
     stop_token_ids: every id that ends it, EOS included unless ignored.
     cache_salt: only requests of the same salt share prefixes.
+    arrival_s: when it came, on the engine's clock, in seconds.
+    priority: smaller is sooner.   user: whose share it is charged to.   ttft_deadline_s: seconds to its first token.
     num_cached_tokens: tokens found in the prefix cache when it was first admitted.
     num_published_blocks, prefix_entry: how many of its blocks others can find, and the cache's entry of the last.
     max_len: total tokens at which it ends by length: of max_tokens and the context, the nearer.
@@ -28,6 +30,10 @@ class Request:
     stop_token_ids: frozenset[int]
     max_len: int
     cache_salt: str | None = None
+    arrival_s: float = 0.0
+    priority: int = 0
+    user: str | None = None
+    ttft_deadline_s: float | None = None
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_published_blocks: int = 0
@@ -42,7 +48,12 @@ class Request:
     @property
     def num_uncomputed_tokens(self) -> int:
         """What the request still chases: the prompt's rest, or the one token sampled last."""
-        return self.num_tokens - self.num_computed_tokens
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """One token away from its next output."""
+        return len(self.token_ids) - self.num_computed_tokens == 1
 
     def stop_after(self, token: int) -> tuple[FinishReason, int | None] | None:
         """Whether the token just appended ends the request: why, and the stop token if it was one.
@@ -51,6 +62,6 @@ class Request:
         """
         if token in self.stop_token_ids:
             return "stop", token
-        if self.num_tokens >= self.max_len:
+        if len(self.token_ids) >= self.max_len:
             return "length", None
         return None

@@ -1,5 +1,6 @@
 """All device work of a step: gather the batch, run the model, sample. Decides nothing."""
 
+import logging
 from collections.abc import Callable
 from itertools import accumulate
 
@@ -8,13 +9,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.attention.interface import Cache
-from weft.batch import Batch
+from weft.batch import Batch, SamplingRows
 from weft.config import BlockGeometry, Limits
 from weft.inference.device_state import DeviceState
 from weft.inference.plan import StepPlan
 from weft.inference.sampler import Sampler
 from weft.layers.operations import PlainOperations
 from weft.models.family import Model
+
+logger = logging.getLogger("weft")
 
 # Called once a step with the float32 logits of its logit rows, in the plan's order, before sampling.
 Observer = Callable[[StepPlan, Batch, Float[Tensor, "R V"]], None]
@@ -66,6 +69,17 @@ class ModelRunner:
         logits = self._model.logits(hidden, batch.logit_rows, ops)
         if self._observe is not None:
             self._observe(plan, batch, logits)
-        sampled = self._sampler(logits, batch.sampling)
+        sampled = self._sample(logits, batch.sampling)
         self._state.commit(plan, batch.sequence_lengths, sampled)
         return StepHandle(plan, sampled)
+
+    def _sample(self, logits: Float[Tensor, "R V"], rows: SamplingRows) -> Int[Tensor, "R"]:
+        """A token for each row. If the sampler raises, row by row: only the row at fault gets -1."""
+        try:
+            return self._sampler(logits, rows)
+        except Exception:
+            if len(logits) == 1:
+                logger.exception("sampling a token failed; its request ends with finish_reason 'error'")
+                return torch.full((1,), -1, device=logits.device)
+            # Noise is a function of (seed, position, token id), so a row says the same alone as beside others.
+            return torch.cat([self._sample(logits[row : row + 1], rows.only(row)) for row in range(len(logits))])

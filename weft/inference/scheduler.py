@@ -5,40 +5,67 @@ There are no prefill and decode phases: a request's computed tokens chase its to
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from typing import NamedTuple, cast
 
 from weft.config import BlockGeometry, SchedulerConfig
 from weft.inference.block_allocator import BlockAllocator
 from weft.inference.plan import Admission, NewBlocks, StepPlan
-from weft.inference.policies import Policy
+from weft.inference.policies.interface import Policy
 from weft.inference.prefix_cache import PrefixCache
 from weft.inference.request import FinishReason, Request
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepOutput:
-    """What one step gave one request. `stop_reason`: the stop token that ended it, if one did."""
+class StepOutput(NamedTuple):
+    """What one step gave one request.
+
+    stop_reason: the stop token that ended it, if one did.   num_cached_tokens: of its prompt, found in the cache.
+    """
 
     request_id: str
-    new_token_ids: tuple[int, ...]
+    new_token_ids: tuple[int, ...] = ()
     finished: bool = False
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(slots=True)
-class _Entry:
-    """What the plan under construction holds for one request; it goes as a whole if the request is preempted."""
+class _Draft:
+    """The plan under construction. Each part is kept by request, so that a preempted one goes as a whole."""
 
-    request: Request
-    admission: Admission | None = None
-    count: int = 0
-    new_blocks: list[NewBlocks] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    num_new_tokens: dict[Request, int] = field(default_factory=dict)
+    unfinished: set[Request] = field(default_factory=set)  # chunks that stop short of the request's end
+    admissions: dict[Request, Admission] = field(default_factory=dict)
+    new_blocks: dict[Request, NewBlocks] = field(default_factory=dict)
+    copies: dict[Request, tuple[int, int]] = field(default_factory=dict)
+    preempted: list[Request] = field(default_factory=list)
+
+    def preempt(self, request: Request) -> int:
+        """Take a request out; the tokens that it leaves to others."""
+        self.preempted.append(request)
+        self.unfinished.discard(request)
+        for part in (self.admissions, self.new_blocks, self.copies):
+            part.pop(request, None)
+        return self.num_new_tokens.pop(request, 0)
+
+    def plan(self) -> StepPlan:
+        # Whole columns, and no call a request: what a step of hundreds of requests affords in plain Python.
+        requests, unfinished = list(self.num_new_tokens), self.unfinished
+        ends = [int(request not in unfinished) for request in requests] if unfinished else [1] * len(requests)
+        return StepPlan(
+            request_ids=tuple([request.request_id for request in requests]),
+            rows=cast("tuple[int, ...]", tuple([request.row for request in requests])),
+            num_new_tokens=tuple(self.num_new_tokens.values()),
+            num_logit_rows=tuple(ends),
+            admissions=tuple(self.admissions.values()),
+            new_blocks=(tuple(self.new_blocks.values()),),
+            block_copies=tuple(self.copies.values()),
+            preempted_ids=tuple(request.request_id for request in self.preempted),
+        )
 
 
 class Scheduler:
-    """Owns every request that has not ended, its row and its blocks."""
+    """Owns every request that has not ended, its row and its blocks. To its policy it is a SchedulerView."""
 
     def __init__(
         self, config: SchedulerConfig, policy: Policy, geometry: BlockGeometry, *, prefix_caching: bool = False
@@ -51,7 +78,7 @@ class Scheduler:
         self._allocator = BlockAllocator(geometry.num_blocks, on_evict=self._prefixes.forget)
         self._free_rows = list(reversed(range(config.max_num_seqs)))
         self._waiting: dict[str, Request] = {}
-        self._preempted: dict[str, Request] = {}  # they wait too, before all others
+        self._preempted: dict[str, Request] = {}  # they wait too
         self._running: dict[str, Request] = {}
         self._num_waiting_tokens = 0
 
@@ -63,6 +90,14 @@ class Scheduler:
         return bool(self._running or self._waiting or self._preempted)
 
     @property
+    def running(self) -> tuple[Request, ...]:
+        return tuple(self._running.values())
+
+    @property
+    def waiting(self) -> tuple[Request, ...]:
+        return (*self._preempted.values(), *self._waiting.values())
+
+    @property
     def num_waiting(self) -> int:
         return len(self._waiting) + len(self._preempted)
 
@@ -70,6 +105,15 @@ class Scheduler:
     def num_waiting_tokens(self) -> int:
         """Tokens of requests that have not started yet."""
         return self._num_waiting_tokens
+
+    @property
+    def num_blocks_in_use(self) -> int:
+        """Blocks that requests own; what is only kept for a prefix hit is not in use."""
+        return self._allocator.num_owned
+
+    def num_cached_tokens(self, request: Request) -> int:
+        hits = self._prefixes.lookup(request.token_ids, request.cache_salt) if self._caches_prefixes else []
+        return len(hits) * self._geometry.block_size
 
     def add(self, request: Request) -> None:
         assert request.request_id not in self, f"request {request.request_id!r} is already here"
@@ -80,51 +124,64 @@ class Scheduler:
         """The next step. Requests that it admits move from waiting to running; preempted ones move back."""
         left = self._config.max_num_batched_tokens
         chunk = self._config.max_chunk_tokens or left
-        draft: dict[Request, _Entry] = {}
-        preempted: list[Request] = []
-        waiting = tuple(chain(self._preempted.values(), self._waiting.values()))
-        for request in self._policy.candidates(tuple(self._running.values()), waiting):
+        size = self._geometry.block_size
+        draft = _Draft()
+        counts = draft.num_new_tokens
+        open_door = True  # to those who wait
+        for request in self._policy.candidates(self):
             if left == 0:
                 break
-            if request in preempted:
-                continue
-            entry = _Entry(request)
-            if request.row is None and (preempted or not self._admit(entry, min(chunk, left))):
-                break
-            entry.count = min(request.num_uncomputed_tokens, chunk, left)
-            draft[request] = entry
-            left -= entry.count
-            while request in draft and not self._grow(entry):
-                victim = self._preempt_youngest()
-                preempted.append(victim)
-                if victim in draft:
-                    left += draft.pop(victim).count
-        assert draft or not self.has_requests, "requests wait and the step schedules none"
-        return _plan(list(draft.values()), preempted)
+            if request.row is None:
+                open_door = open_door and not draft.preempted and self._admit(request, min(chunk, left), draft)
+                if not open_door:
+                    if len(counts) == len(self._running):
+                        break
+                    continue
+            count = len(request.token_ids) - request.num_computed_tokens
+            if count > 1 and count > min(chunk, left):
+                count = min(chunk, left)
+                draft.unfinished.add(request)
+            counts[request] = count
+            left -= count
+            if request.num_computed_tokens + count > len(request.blocks) * size:
+                while request in counts and not self._grow(request, draft):
+                    left += draft.preempt(self._preempt())
+            if not self._free_rows and len(counts) == len(self._running):
+                break  # before a policy sorts those who cannot come in
+        assert counts or not self.has_requests, "requests wait and the step schedules none"
+        return draft.plan()
 
     def update(self, plan: StepPlan, tokens: Sequence[Sequence[int]]) -> list[StepOutput]:
         """Take the tokens that the step sampled (-1: its logits were not finite); requests that end leave at once."""
         outputs = []
+        size = self._geometry.block_size if self._caches_prefixes else None
         for request_id, count, new in zip(plan.request_ids, plan.num_new_tokens, tokens, strict=True):
             request = self._running.get(request_id)
             if request is None:  # ended between the step's start and now
                 continue
             request.num_computed_tokens += count
-            failed = bool(new) and new[-1] < 0
-            if self._caches_prefixes and not failed:  # what a failed step wrote is not to be read by anybody
+            token = new[-1] if new else None
+            if token is not None and token < 0:  # what a failed step wrote is not to be read by anybody
+                outputs.append(self._end(request, (), "error"))
+                continue
+            if size is not None and request.num_computed_tokens // size > request.num_published_blocks:
                 self._publish(request)
-            if new:
-                outputs.append(self._append(request, new[-1]))
+            if token is None:
+                continue
+            request.token_ids.append(token)
+            ended = request.stop_after(token)
+            if ended is None:
+                outputs.append(StepOutput(request_id, (token,), False, None, None, request.num_cached_tokens))
+            else:
+                outputs.append(self._end(request, (token,), *ended))
         return outputs
 
-    def finish(self, request_id: str) -> None:
-        """Forget a request in any state and free what it holds; unknown ids are ignored, so that it is idempotent."""
-        if request_id in self._running:
-            self._vacate(self._running.pop(request_id))
-        elif request_id in self._waiting:
-            self._num_waiting_tokens -= self._waiting.pop(request_id).num_tokens
-        else:
-            self._preempted.pop(request_id, None)
+    def finish(self, request_id: str, reason: FinishReason) -> StepOutput | None:
+        """End a request in any state and free what it holds; its last output, or None if it is not here (any more)."""
+        for place in (self._running, self._waiting, self._preempted):
+            if request_id in place:
+                return self._end(place[request_id], (), reason)
+        return None
 
     def check_idle(self) -> None:
         """Raise AssertionError, with the whole equation, if an idle engine still holds a row or a block."""
@@ -137,113 +194,89 @@ class Scheduler:
         assert allocator.num_owned == 0, equation
         assert len(self._free_rows) == self._config.max_num_seqs, equation
 
-    def _append(self, request: Request, token: int) -> StepOutput:
-        if token < 0:
-            self.finish(request.request_id)
-            return StepOutput(request_id=request.request_id, new_token_ids=(), finished=True, finish_reason="error")
-        request.token_ids.append(token)
-        ended = request.stop_after(token)
-        if ended is None:
-            return StepOutput(request_id=request.request_id, new_token_ids=(token,))
-        self.finish(request.request_id)
-        reason, stop_token = ended
-        return StepOutput(
-            request_id=request.request_id,
-            new_token_ids=(token,),
-            finished=True,
-            finish_reason=reason,
-            stop_reason=stop_token,
-        )
+    def _end(
+        self, request: Request, new_token_ids: tuple[int, ...], reason: FinishReason, stop_token: int | None = None
+    ) -> StepOutput:
+        request_id = request.request_id
+        if self._running.pop(request_id, None) is not None:
+            self._vacate(request)
+        elif self._preempted.pop(request_id, None) is None:
+            self._num_waiting_tokens -= self._waiting.pop(request_id).num_tokens
+        return StepOutput(request_id, new_token_ids, True, reason, stop_token, request.num_cached_tokens)
 
-    def _admit(self, entry: _Entry, most: int) -> bool:
-        """Give a waiting request a row and what of its prefix is cached, if its first chunk finds room as well."""
-        request = entry.request
+    def _admit(self, request: Request, most: int, draft: _Draft) -> bool:
+        """Give a waiting request a row, what of its prefix is cached, and room for its first `most` tokens.
+
+        False, and nothing has changed, if any of these is missing: an admission takes nothing from those who run. The
+        last token is always computed, for its logits. Where the cache holds even that one, its block is copied first,
+        since others may read it; if no block is left for the copy, the block is computed anew instead.
+        """
         if not self._free_rows:
             return False
-        hits = self._find_room(request, most)
-        if hits is None:
+        size = self._geometry.block_size
+        hits = self._prefixes.lookup(request.token_ids, request.cache_salt) if self._caches_prefixes else []
+        self._allocator.share(hits)  # first, so that what follows cannot evict them
+        is_copied = len(hits) * size == request.num_tokens
+        if is_copied and self._allocator.num_available == 0:
+            self._release([hits.pop()])
+            is_copied = False
+        computed = min(len(hits) * size, request.num_tokens - 1)
+        end = min(request.num_tokens, computed + most)
+        blocks = self._allocator.allocate(self._geometry.blocks_for(end) - len(hits) + is_copied)
+        if blocks is None:
+            self._release(hits)
             return False
-        # The last token is always computed, for its logits.
-        computed = min(len(hits) * self._geometry.block_size, request.num_tokens - 1)
+        request.num_published_blocks = computed // size
+        if request.num_published_blocks:
+            request.prefix_entry = self._prefixes.entry_of(hits[request.num_published_blocks - 1])
+        if is_copied:
+            source = hits.pop()
+            draft.copies[request] = source, blocks[0]
+            self._release([source])
         if self._preempted.pop(request.request_id, None) is None:
             self._num_waiting_tokens -= self._waiting.pop(request.request_id).num_tokens
             request.num_cached_tokens = computed
         self._running[request.request_id] = request
         request.row = self._free_rows.pop()
-        request.blocks = list(hits)
+        request.blocks = [*hits, *blocks]
         request.num_computed_tokens = computed
-        request.num_published_blocks = computed // self._geometry.block_size
-        if request.num_published_blocks:
-            request.prefix_entry = self._prefixes.entry_of(hits[request.num_published_blocks - 1])
-        if hits:
-            entry.new_blocks.append(NewBlocks(row=request.row, first=0, blocks=tuple(hits)))
-        entry.admission = Admission(
+        draft.new_blocks[request] = NewBlocks(row=request.row, first=0, blocks=tuple(request.blocks))
+        draft.admissions[request] = Admission(
             row=request.row,
             token_ids=tuple(request.token_ids),
             num_computed_tokens=computed,
             params=request.params,
             seed=request.seed,
         )
+        self._policy.admitted(request)
         return True
 
-    def _find_room(self, request: Request, most: int) -> list[int] | None:
-        """Own the cached blocks of its prefix, if the rest of its first `most` tokens finds room too; None if not.
-
-        A prompt that is cached to its last token needs one block more, to compute that token in a copy of its block; if
-        that is one too many, the block is computed anew instead.
-        """
-        size = self._geometry.block_size
-        hits = self._prefixes.lookup(request.token_ids, request.cache_salt) if self._caches_prefixes else []
-        self._allocator.share(hits)
-        to_the_end = len(hits) * size == request.num_tokens
-        if to_the_end and self._allocator.num_available == 0:
-            self._allocator.release([hits.pop()], keep=self._prefixes.__contains__)
-            to_the_end = False
-        computed = request.num_tokens - 1 if to_the_end else len(hits) * size
-        end = min(request.num_tokens, computed + most)
-        if self._geometry.blocks_for(end) - len(hits) + to_the_end <= self._allocator.num_available:
-            return hits
-        self._allocator.release(hits, keep=self._prefixes.__contains__)
-        return None
-
-    def _grow(self, entry: _Entry) -> bool:
-        """Find room for the entry's tokens: blocks past the last, and a copy of a block that others may read."""
-        request = entry.request
-        held, start = len(request.blocks), request.num_computed_tokens
-        first = start // self._geometry.block_size
-        copied = first < held and self._is_read_by_others(request.blocks[first])
-        wanted = self._geometry.blocks_for(start + entry.count) - held
-        blocks = self._allocator.allocate(max(wanted, 0) + copied)
+    def _grow(self, request: Request, draft: _Draft) -> bool:
+        """Find blocks for the tokens that the draft gives a running request; False if the pool is dry."""
+        held, end = len(request.blocks), request.num_computed_tokens + draft.num_new_tokens[request]
+        blocks = self._allocator.allocate(self._geometry.blocks_for(end) - held)
         if blocks is None:
             return False
-        row = _row(request)
-        if copied:
-            source, target = request.blocks[first], blocks.pop()
-            request.blocks[first] = target
-            entry.copies.append((source, target))
-            entry.new_blocks.append(NewBlocks(row=row, first=first, blocks=(target,)))
-            self._allocator.release([source], keep=self._prefixes.__contains__)
-        if blocks:
-            request.blocks.extend(blocks)
-            entry.new_blocks.append(NewBlocks(row=row, first=held, blocks=tuple(blocks)))
+        request.blocks += blocks
+        draft.new_blocks[request] = NewBlocks(_row(request), held, tuple(blocks))
         return True
 
-    def _is_read_by_others(self, block: int) -> bool:
-        return self._allocator.references(block) > 1 or block in self._prefixes
-
-    def _preempt_youngest(self) -> Request:
-        """The request admitted last gives back row and blocks, and waits before all others to compute them again."""
+    def _preempt(self) -> Request:
+        """A request that runs gives back row and blocks, and waits before all others to compute its tokens again."""
         assert len(self._running) > 1, "a request alone always finds its blocks"
-        request_id, request = self._running.popitem()
-        self._vacate(request)
-        self._preempted = {request_id: request, **self._preempted}
+        request = self._policy.victim(self.running)
+        self._vacate(self._running.pop(request.request_id))
+        self._preempted = {request.request_id: request, **self._preempted}
         return request
 
     def _vacate(self, request: Request) -> None:
         self._free_rows.append(_row(request))
-        self._allocator.release(request.blocks, keep=self._prefixes.__contains__)
+        self._release(request.blocks)
         request.row, request.blocks = None, []
         request.num_computed_tokens = request.num_published_blocks = 0
+
+    def _release(self, blocks: Sequence[int]) -> None:
+        self._allocator.release(blocks, keep=self._prefixes.__contains__)
 
     def _publish(self, request: Request) -> None:
         """Let others find the blocks that this request has filled: only full ones, only computed ones."""
@@ -253,19 +286,6 @@ class Scheduler:
             tokens = request.token_ids[index * size : (index + 1) * size]
             request.prefix_entry = self._prefixes.publish(request.blocks[index], parent, tokens)
             request.num_published_blocks = index + 1
-
-
-def _plan(entries: Sequence[_Entry], preempted: Sequence[Request]) -> StepPlan:
-    return StepPlan(
-        request_ids=tuple(entry.request.request_id for entry in entries),
-        rows=tuple(_row(entry.request) for entry in entries),
-        num_new_tokens=tuple(entry.count for entry in entries),
-        num_logit_rows=tuple(int(entry.count == entry.request.num_uncomputed_tokens) for entry in entries),
-        admissions=tuple(entry.admission for entry in entries if entry.admission is not None),
-        new_blocks=(tuple(grown for entry in entries for grown in entry.new_blocks),),
-        block_copies=tuple(pair for entry in entries for pair in entry.copies),
-        preempted_ids=tuple(request.request_id for request in preempted),
-    )
 
 
 def _row(request: Request) -> int:

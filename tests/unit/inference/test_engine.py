@@ -122,7 +122,7 @@ def test_finishing_a_request_frees_what_it_held_and_leaves_the_others(steps: int
     engine.add_request("dropped", PROMPTS[2], GREEDY)
     outputs = [output for _ in range(steps) for output in engine.step()]
     for _ in range(2):
-        engine.finish("dropped")
+        engine.abort("dropped")
     later = list(drain(engine))
     assert {output.request_id for output in later} <= {"kept"}
     assert tokens_of("kept", outputs + later) == expected[0]

@@ -1,19 +1,57 @@
+"""Scheduler, allocator, prefix cache and every policy over a toy model, on a virtual clock.
+
+Whatever arrives, ends, fails or is preempted, and whenever: each request says what it says alone, it ends once, and it
+is overtaken only as its policy promises.
+"""
+
+from collections.abc import Callable
+
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from weft.config import BlockGeometry, SchedulerConfig
-from weft.inference.policies import known_policies
+from weft.inference.plan import StepPlan
+from weft.inference.policies import build_policy, known_policies
+from weft.inference.policies.prefix_first import MAX_OVERTAKEN
 from weft.inference.request import Request
 from weft.inference.sampling_params import SamplingParams
-from weft.inference.scheduler import Scheduler
+from weft.inference.scheduler import Scheduler, StepOutput
 from weft.testing.toy import ToyExecutor, sequential
 
 STOP = frozenset({7, 11})
+AGEING_S = 2.0
+
+
+def never(later: Request, earlier: Request) -> bool:
+    return False
+
+
+# Whether a request may be admitted while one that came earlier still waits.
+MAY_OVERTAKE: dict[str, Callable[[Request, Request], bool]] = {
+    "static": never,
+    "fcfs": never,
+    "decode_first": never,
+    "prefill_first": never,
+    "priority": lambda later, earlier: (
+        later.arrival_s - earlier.arrival_s < (earlier.priority - later.priority) * AGEING_S
+    ),
+    "shortest_first": lambda later, earlier: (
+        later.arrival_s - earlier.arrival_s < (earlier.max_len - later.max_len) / 1000
+    ),
+    "deadline": lambda later, earlier: (
+        later.arrival_s + (later.ttft_deadline_s or 60) < earlier.arrival_s + (earlier.ttft_deadline_s or 60)
+    ),
+    "fair": lambda later, earlier: later.user != earlier.user,
+    "prefix_first": lambda later, earlier: True,  # as often as the count below allows
+}
+
+
+def test_every_policy_says_who_may_overtake_whom() -> None:
+    assert MAY_OVERTAKE.keys() == known_policies().keys()
 
 
 class ToyEngine(RuleBasedStateMachine):
-    """Random arrivals, aborts, chunks, blocks and pools: every request says what it says alone."""
-
     @initialize(
         policy=st.sampled_from(sorted(known_policies())),
         num_blocks=st.integers(1, 12),
@@ -21,6 +59,7 @@ class ToyEngine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 4),
         budget=st.integers(4, 12),
         chunk=st.none() | st.integers(1, 6),
+        max_prefills=st.none() | st.integers(1, 3),
         shareable=st.booleans(),
         prefix_caching=st.booleans(),
     )
@@ -32,73 +71,159 @@ class ToyEngine(RuleBasedStateMachine):
         max_num_seqs: int,
         budget: int,
         chunk: int | None,
+        max_prefills: int | None,
         shareable: bool,
         prefix_caching: bool,
     ) -> None:
-        config = SchedulerConfig(
-            policy=policy, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_chunk_tokens=chunk
+        self.config = SchedulerConfig(
+            policy=policy,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_chunk_tokens=chunk,
+            max_prefills_per_round=max_prefills if policy == "prefill_first" else None,
+            priority_ageing_s=AGEING_S if policy == "priority" else None,
         )
-        self.config, self.room = config, num_blocks * block_size
+        self.room = num_blocks * block_size
         geometry = BlockGeometry(num_blocks=num_blocks, block_size=block_size, shareable=shareable)
-        make = known_policies()[policy]
-        self.scheduler = Scheduler(config, make(max_num_seqs=max_num_seqs), geometry, prefix_caching=prefix_caching)
+        policy_object = build_policy(self.config)
+        self.scheduler = Scheduler(self.config, policy_object, geometry, prefix_caching=prefix_caching)
         self.executor = ToyExecutor(block_size)
+        self.waiting: dict[str, Request] = {}  # never admitted so far, in order of arrival
+        self.overtaken: dict[str, int] = {}
         self.expected: dict[str, list[int]] = {}
         self.said: dict[str, list[int]] = {}
-        self.salts: dict[str, str | None] = {}
-        self.count = 0
+        self.count, self.now_s = 0, 0.0
 
-    @rule(data=st.data(), salt=st.sampled_from([None, None, "a"]))
-    def arrive(self, data: st.DataObject, salt: str | None) -> None:
+    @rule(
+        data=st.data(),
+        salt=st.sampled_from([None, None, "a"]),
+        priority=st.integers(-2, 2),
+        user=st.sampled_from([None, "ann", "bob"]),
+        deadline_s=st.none() | st.sampled_from([1.0, 20.0, 100.0]),
+    )
+    def arrive(
+        self, data: st.DataObject, salt: str | None, priority: int, user: str | None, deadline_s: float | None
+    ) -> None:
         # Few different tokens, so that prompts begin alike.
         prompt = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=self.room))
         max_tokens = data.draw(st.integers(1, self.room - len(prompt) + 1))
         request_id, self.count = str(self.count), self.count + 1
-        self.scheduler.add(
-            Request(
-                request_id=request_id,
-                token_ids=list(prompt),
-                num_prompt_tokens=len(prompt),
-                params=SamplingParams(temperature=0),
-                seed=0,
-                stop_token_ids=STOP,
-                max_len=len(prompt) + max_tokens,
-                cache_salt=salt,
-            )
+        request = Request(
+            request_id=request_id,
+            token_ids=list(prompt),
+            num_prompt_tokens=len(prompt),
+            params=SamplingParams(temperature=0),
+            seed=0,
+            stop_token_ids=STOP,
+            max_len=len(prompt) + max_tokens,
+            cache_salt=salt,
+            arrival_s=self.now_s,
+            priority=priority,
+            user=user,
+            ttft_deadline_s=deadline_s,
         )
+        self.scheduler.add(request)
+        self.waiting[request_id] = request
+        self.overtaken[request_id] = 0
         self.expected[request_id] = sequential(prompt, max_tokens, STOP)
         self.said[request_id] = []
+
+    @rule(seconds=st.sampled_from([0.001, 1.0, 30.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now_s += seconds
 
     @precondition(lambda self: self.expected)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.expected)))
-        self.scheduler.finish(request_id)
-        self.scheduler.finish(request_id)
-        del self.expected[request_id]
+        output = self.scheduler.finish(request_id, "abort")
+        assert output is not None
+        assert (output.request_id, output.finished, output.finish_reason) == (request_id, True, "abort")
+        assert self.scheduler.finish(request_id, "abort") is None
+        self.forget(request_id)
+
+    @precondition(lambda self: len(self.scheduler.running) > 1)
+    @rule()
+    def preempt(self) -> None:
+        self.scheduler._preempt()
 
     @rule()
     def step(self) -> None:
-        if not self.scheduler.has_requests:
-            return
+        if self.scheduler.has_requests:
+            plan = self.plan()
+            self.take(self.scheduler.update(plan, self.executor.execute(plan)))
+
+    @precondition(lambda self: self.scheduler.has_requests)
+    @rule(data=st.data())
+    def step_in_which_one_fails(self, data: st.DataObject) -> None:
+        plan = self.plan()
+        tokens = self.executor.execute(plan)
+        failing = data.draw(st.sampled_from([None, *(place for place, new in enumerate(tokens) if new)]))
+        if failing is not None:
+            tokens[failing] = [-1]
+        outputs = self.scheduler.update(plan, tokens)
+        if failing is not None:
+            request_id = plan.request_ids[failing]
+            (output,) = (output for output in outputs if output.request_id == request_id)
+            assert (output.new_token_ids, output.finished, output.finish_reason) == ((), True, "error")
+            outputs.remove(output)
+            self.forget(request_id)
+        self.take(outputs)
+
+    @precondition(lambda self: self.scheduler.has_requests)
+    @rule(data=st.data())
+    def step_during_which_one_is_aborted(self, data: st.DataObject) -> None:
+        plan = self.plan()
+        request_id = data.draw(st.sampled_from(sorted(self.expected)))
+        self.scheduler.finish(request_id, "abort")
+        self.forget(request_id)
+        outputs = self.scheduler.update(plan, self.executor.execute(plan))
+        assert request_id not in {output.request_id for output in outputs}
+        self.take(outputs)
+
+    @invariant()
+    def every_block_is_in_one_state(self) -> None:
+        if hasattr(self, "scheduler"):
+            self.scheduler._allocator.check()
+
+    @invariant()
+    def references_are_owners(self) -> None:
+        if hasattr(self, "scheduler"):
+            held = [block for request in self.scheduler.running for block in request.blocks]
+            assert all(self.scheduler._allocator.references(block) == held.count(block) for block in held)
+            assert len(set(held)) == self.scheduler.num_blocks_in_use
+
+    def plan(self) -> StepPlan:
         plan = self.scheduler.schedule()
         assert 0 < sum(plan.num_new_tokens) <= self.config.max_num_batched_tokens
         assert max(plan.num_new_tokens) <= (self.config.max_chunk_tokens or self.config.max_num_batched_tokens)
         assert len(plan.rows) <= self.config.max_num_seqs
         assert not set(plan.preempted_ids) & set(plan.request_ids)
-        for output in self.scheduler.update(plan, self.executor.execute(plan)):
+        new = [request_id for request_id in plan.request_ids if request_id in self.waiting]
+        for request_id in new:
+            later = self.waiting.pop(request_id)
+            for earlier in self.waiting.values():
+                if int(earlier.request_id) < int(request_id) and earlier.request_id not in new:
+                    assert MAY_OVERTAKE[self.config.policy](later, earlier), (later, earlier)
+                    self.overtaken[earlier.request_id] += 1
+        if self.config.policy == "prefix_first" and len(self.waiting) < 20:  # all of them are looked at
+            assert all(self.overtaken[request_id] <= MAX_OVERTAKEN for request_id in self.waiting)
+        return plan
+
+    def take(self, outputs: list[StepOutput]) -> None:
+        for output in outputs:
             self.said[output.request_id] += output.new_token_ids
             expected = self.expected[output.request_id]
             assert self.said[output.request_id] == expected[: len(self.said[output.request_id])]
             if output.finished:
                 assert self.said[output.request_id] == expected
                 assert output.finish_reason == ("stop" if expected[-1] in STOP else "length")
-                del self.expected[output.request_id]
+                self.forget(output.request_id)
 
-    @invariant()
-    def every_block_is_in_one_state(self) -> None:
-        if hasattr(self, "scheduler"):
-            self.scheduler._allocator.check()
+    def forget(self, request_id: str) -> None:
+        assert request_id not in self.scheduler
+        del self.expected[request_id]
+        self.waiting.pop(request_id, None)
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
@@ -113,3 +238,8 @@ class ToyEngine(RuleBasedStateMachine):
 
 
 TestToyEngine = ToyEngine.TestCase
+
+
+@pytest.mark.nightly
+class TestToyEngineAtNight(TestToyEngine):  # the same machine, for as long as the profile `nightly` says
+    pass

@@ -41,7 +41,7 @@ def test_a_request_larger_than_the_pool_is_refused_and_the_next_is_served(build:
     with pytest.raises(ContextLengthError, match="the pool holds 12"):
         engine.add_request("large", [5] * 8, SamplingParams(max_tokens=6))
     engine.add_request("fits", [5] * 8, SamplingParams(max_tokens=5))  # 13 tokens, the last of which is never read
-    engine.finish("fits")
+    engine.abort("fits")
     assert len(say(engine, [5, 6], 4)) == 4
 
 
@@ -51,7 +51,7 @@ def test_a_queue_that_is_full_refuses_and_stays_as_it_was(build: Build) -> None:
         engine.add_request(name, [5], SamplingParams())
     with pytest.raises(QueueFullError, match="2 requests wait"):
         engine.add_request("c", [5], SamplingParams())
-    engine.finish("a")
+    engine.abort("a")
     engine.add_request("c", [5], SamplingParams())
     tokens = build(max_num_queued_tokens=10)
     tokens.add_request("a", [5] * 8, SamplingParams())

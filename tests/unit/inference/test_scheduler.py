@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from weft import SamplingParams
 from weft.config import BlockGeometry, SchedulerConfig
 from weft.inference.plan import StepPlan
-from weft.inference.policies import find_policy
+from weft.inference.policies import build_policy
 from weft.inference.request import FinishReason, Request
 from weft.inference.scheduler import Scheduler, StepOutput
 
@@ -19,8 +19,9 @@ def scheduler_of(max_num_seqs: int, budget: int = 64, chunk: int | None = None) 
     config = SchedulerConfig(
         policy="static", max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_chunk_tokens=chunk
     )
-    policy = find_policy(config.policy)(max_num_seqs=max_num_seqs)
-    return Scheduler(config, policy, BlockGeometry(num_blocks=max_num_seqs, block_size=S_MAX, shareable=False))
+    return Scheduler(
+        config, build_policy(config), BlockGeometry(num_blocks=max_num_seqs, block_size=S_MAX, shareable=False)
+    )
 
 
 def request_of(request_id: str, prompt: int = 1, max_tokens: int = 1) -> Request:
@@ -82,7 +83,7 @@ class StaticScheduling(RuleBasedStateMachine):
     @rule(names=st.sets(st.sampled_from("abcdefgh"), max_size=3))
     def finish(self, names: set[str]) -> None:
         for name in [*names, *names]:
-            self.scheduler.finish(name)
+            self.scheduler.finish(name, "abort")
             assert name not in self.scheduler
         self.alive = [job for job in self.alive if job.request_id not in names]
 
@@ -169,8 +170,8 @@ def test_finish_is_idempotent_in_every_state(steps: int) -> None:
         if scheduler.has_requests:
             run(scheduler, scheduler.schedule())
     for _ in range(2):
-        scheduler.finish("a")
-        scheduler.finish("never here")
+        scheduler.finish("a", "abort")
+        scheduler.finish("never here", "abort")
         assert not scheduler.has_requests
     scheduler.add(request_of("a"))
     assert run(scheduler, scheduler.schedule())[0].finished
@@ -190,7 +191,7 @@ def test_a_late_token_of_a_finished_request_is_dropped() -> None:
     scheduler = scheduler_of(1)
     scheduler.add(request_of("a", max_tokens=5))
     plan = scheduler.schedule()
-    scheduler.finish("a")
+    scheduler.finish("a", "abort")
     assert run(scheduler, plan) == []
 
 

@@ -1,23 +1,25 @@
 """Static batching: a batch is admitted together and runs until all of it has finished. The measure for the others."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from weft.config import SchedulerConfig
+from weft.inference.policies.interface import Policy, SchedulerView
 from weft.inference.request import Request
 
 
-class Static:
+class Static(Policy):
     """Promise: no request of a later batch computes a token before every request of this one has ended."""
 
-    def __init__(self, *, max_num_seqs: int) -> None:
-        self._max_num_seqs = max_num_seqs
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._max_num_seqs = config.max_num_seqs
         self._batch: frozenset[Request] = frozenset()  # requests, not ids: an id may come back as another request
 
-    def candidates(self, running: Sequence[Request], waiting: Sequence[Request]) -> Iterator[Request]:
-        members = [request for request in waiting if request in self._batch]
-        if not running and not members:
-            members = list(waiting[: self._max_num_seqs])
+    def candidates(self, view: SchedulerView) -> Iterator[Request]:
+        members = [request for request in view.waiting if request in self._batch]
+        if not view.running and not members:
+            members = list(view.waiting[: self._max_num_seqs])
             self._batch = frozenset(members)
-        yield from running
+        yield from view.running
         yield from members
 
 

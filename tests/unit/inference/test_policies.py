@@ -1,0 +1,308 @@
+"""Each policy's own promise, on a virtual clock: who goes first, who waits, and for how long at most."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from weft.config import BlockGeometry, SchedulerConfig
+from weft.errors import ConfigError
+from weft.inference.plan import StepPlan
+from weft.inference.policies import build_policy, known_policies
+from weft.inference.policies.prefix_first import MAX_OVERTAKEN
+from weft.inference.request import Request
+from weft.inference.sampling_params import SamplingParams
+from weft.inference.scheduler import Scheduler
+
+TOKEN = 3
+
+
+class Desk:
+    """A scheduler of this policy, and requests that all go on until their length."""
+
+    def __init__(self, policy: str, *, num_blocks: int = 1000, block_size: int = 4, **options: Any) -> None:
+        config = SchedulerConfig(policy=policy, **options)
+        geometry = BlockGeometry(num_blocks=num_blocks, block_size=block_size, shareable=True)
+        self.scheduler = Scheduler(config, build_policy(config), geometry, prefix_caching=True)
+        self.now_s = 0.0
+        self.first_steps: dict[str, int] = {}
+        self.steps = 0
+
+    def add(self, request_id: str, prompt: int | Sequence[int] = 1, output: int = 1, **options: Any) -> None:
+        # Prompts of numbers that no other prompt begins with.
+        tokens = [hash(request_id) % 1000 + 10] * prompt if isinstance(prompt, int) else list(prompt)
+        self.scheduler.add(
+            Request(
+                request_id=request_id,
+                token_ids=tokens,
+                num_prompt_tokens=len(tokens),
+                params=SamplingParams(),
+                seed=0,
+                stop_token_ids=frozenset(),
+                max_len=len(tokens) + output,
+                arrival_s=self.now_s,
+                **options,
+            )
+        )
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.schedule()
+        for request_id in plan.request_ids:
+            self.first_steps.setdefault(request_id, self.steps)
+        self.steps += 1
+        self.scheduler.update(plan, [[TOKEN] * rows for rows in plan.num_logit_rows])
+        return plan
+
+    def run(self) -> list[str]:
+        """To the end; requests in the order in which they computed their first token."""
+        while self.scheduler.has_requests:
+            self.step()
+        return sorted(self.first_steps, key=lambda name: self.first_steps[name])
+
+
+def test_fcfs_an_earlier_prompt_is_never_held_up_by_a_later_one() -> None:
+    desk = Desk("fcfs", max_num_seqs=4, max_num_batched_tokens=8)
+    for name, prompt in {"long": 30, "b": 1, "c": 1}.items():
+        desk.add(name, prompt)
+    plans = [desk.step() for _ in range(4)]
+    assert [plan.request_ids[0] for plan in plans] == ["long"] * 4
+    assert plans[3].num_new_tokens[0] == 30 - 3 * 8, "the long prompt had every budget to itself"
+
+
+def test_static_a_later_batch_waits_for_the_last_of_this_one() -> None:
+    desk = Desk("static", max_num_seqs=2, max_num_batched_tokens=64)
+    for name, output in {"a": 1, "b": 9, "c": 1}.items():
+        desk.add(name, 1, output)
+    desk.run()
+    assert desk.first_steps == {"a": 0, "b": 0, "c": 9}
+
+
+def stalled_streams(policy: str) -> int:
+    """Steps in which a stream that could have gained a token did not, while long prompts are read beside it."""
+    desk = Desk(policy, max_num_seqs=4, max_num_batched_tokens=8, max_chunk_tokens=4)
+    desk.add("stream", 1, 30)
+    desk.add("other", 1, 30)
+    desk.step()
+    desk.add("long", 60)
+    desk.add("longer", 80)
+    stalled = 0
+    for _ in range(20):
+        streams = {request.request_id for request in desk.scheduler.running if request.is_decoding}
+        stalled += bool(streams - set(desk.step().request_ids))
+    return stalled
+
+
+def test_decode_first_never_stalls_a_stream_for_a_prompt() -> None:
+    assert stalled_streams("decode_first") == 0
+    assert stalled_streams("prefill_first") > 0, "the control: a policy without the promise stalls them"
+
+
+def test_decode_first_what_streams_leave_goes_to_prompts() -> None:
+    desk = Desk("decode_first", max_num_seqs=3, max_num_batched_tokens=6, max_chunk_tokens=3)
+    desk.add("stream", 1, 20)
+    desk.step()
+    desk.add("one", 40)
+    desk.add("two", 40)
+    for _ in range(13):
+        plan = desk.step()
+        assert plan.request_ids[0] == "stream"
+        assert sum(plan.num_new_tokens) == 6
+
+
+def test_prefill_first_prompts_take_what_they_can_use_and_streams_the_rest() -> None:
+    desk = Desk("prefill_first", max_num_seqs=4, max_num_batched_tokens=8)
+    desk.add("stream", 1, 30)
+    desk.step()
+    desk.add("prompt", 20)
+    plans = [desk.step() for _ in range(3)]
+    assert [dict(zip(plan.request_ids, plan.num_new_tokens, strict=True)) for plan in plans] == [
+        {"prompt": 8},
+        {"prompt": 8},
+        {"prompt": 4, "stream": 1},
+    ]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_prefill_first_computes_at_most_so_many_prompts_a_step(most: int) -> None:
+    desk = Desk("prefill_first", max_num_seqs=8, max_num_batched_tokens=64, max_prefills_per_round=most)
+    for index in range(8):
+        desk.add(str(index), 5, 3)
+    sizes = []
+    while desk.scheduler.num_waiting:
+        sizes.append(sum(count > 1 for count in desk.step().num_new_tokens))
+    assert sizes == [most] * (8 // most) + ([8 % most] if 8 % most else [])
+
+
+def test_priority_a_smaller_number_goes_first_whenever_it_came() -> None:
+    desk = Desk("priority", max_num_seqs=1)
+    for name, priority in {"low": 5, "mid": 0, "high": -5, "same": 0}.items():
+        desk.add(name, priority=priority)
+    assert desk.run() == ["high", "mid", "same", "low"]
+
+
+@pytest.mark.parametrize(("later_s", "order"), [(19.0, ["urgent", "patient"]), (21.0, ["patient", "urgent"])])
+def test_priority_two_less_overtakes_for_twice_the_ageing_and_no_longer(later_s: float, order: list[str]) -> None:
+    desk = Desk("priority", max_num_seqs=1, priority_ageing_s=10)
+    desk.add("running")
+    desk.step()
+    desk.add("patient", priority=2)
+    desk.now_s = later_s
+    desk.add("urgent", priority=0)
+    assert desk.run()[1:] == order
+
+
+def test_priority_in_a_dry_pool_the_least_urgent_gives_way_though_it_came_first() -> None:
+    desk = Desk("priority", max_num_seqs=2, num_blocks=4, block_size=2)
+    desk.add("low", 2, 4, priority=1)
+    desk.add("high", 2, 6, priority=0)
+    preempted: list[str] = []
+    while desk.scheduler.has_requests:
+        preempted += desk.step().preempted_ids
+    assert preempted == ["low"]
+
+
+def test_shortest_first_of_requests_that_came_together() -> None:
+    desk = Desk("shortest_first", max_num_seqs=1)
+    for name, (prompt, output) in {"long": (9, 9), "short": (2, 2), "wordy": (2, 9), "middle": (5, 2)}.items():
+        desk.add(name, prompt, output)
+    assert desk.run() == ["short", "middle", "wordy", "long"]
+
+
+@pytest.mark.parametrize(("later_s", "order"), [(0.04, ["short", "long"]), (0.06, ["long", "short"])])
+def test_shortest_first_fifty_tokens_overtake_for_fifty_milliseconds(later_s: float, order: list[str]) -> None:
+    desk = Desk("shortest_first", max_num_seqs=1)
+    desk.add("running")
+    desk.step()
+    desk.add("long", 51)
+    desk.now_s = later_s
+    desk.add("short", 1)
+    assert desk.run()[1:] == order
+
+
+def test_deadline_the_first_token_that_is_due_first_comes_first() -> None:
+    desk = Desk("deadline", max_num_seqs=1)
+    desk.add("none")  # due in a minute
+    desk.add("lax", ttft_deadline_s=30.0)
+    desk.now_s = 10.0
+    desk.add("tight", ttft_deadline_s=5.0)
+    desk.add("very lax", ttft_deadline_s=100.0)
+    assert desk.run() == ["tight", "lax", "none", "very lax"]
+
+
+def test_deadline_prompts_that_are_being_read_keep_that_order_too() -> None:
+    desk = Desk("deadline", max_num_seqs=2, max_num_batched_tokens=4, max_chunk_tokens=3)
+    desk.add("lax", 30, ttft_deadline_s=50.0)
+    desk.add("tight", 30, ttft_deadline_s=5.0)
+    desk.step()
+    plan = desk.step()
+    assert dict(zip(plan.request_ids, plan.num_new_tokens, strict=True)) == {"tight": 3, "lax": 1}
+
+
+def test_prefix_first_takes_the_longest_cached_prefix() -> None:
+    desk = Desk("prefix_first", max_num_seqs=1)
+    known = list(range(100, 112))
+    desk.add("warm", known)
+    desk.run()
+    desk.add("cold", list(range(200, 212)))
+    desk.add("two blocks", [*known[:8], 7, 7, 7])
+    desk.add("three blocks", [*known, 7])
+    assert desk.run() == ["warm", "three blocks", "two blocks", "cold"]
+
+
+def test_prefix_first_lets_nobody_wait_for_more_than_so_many_others() -> None:
+    desk = Desk("prefix_first", max_num_seqs=1)
+    known = list(range(100, 112))
+    desk.add("warm", known)
+    desk.run()
+    desk.add("cold", list(range(200, 212)))
+    for index in range(40):
+        desk.add(f"hot {index}", [*known, index])
+    order = desk.run()
+    assert order.index("cold") == 1 + MAX_OVERTAKEN
+
+
+def served_cost(desk: Desk, requests: Sequence[Request]) -> dict[str | None, int]:
+    """Tokens read once and tokens written twice, by user, of requests that have been admitted."""
+    cost: dict[str | None, int] = {}
+    for request in requests:
+        if request.request_id in desk.first_steps:
+            written = request.num_tokens - request.num_prompt_tokens
+            cost[request.user] = cost.get(request.user, 0) + request.num_prompt_tokens + 2 * written
+    return cost
+
+
+def largest_difference(policy: str) -> int:
+    """Of what two users were served, both wanting more all the time, one of them four times as much as the other."""
+    desk = Desk(policy, max_num_seqs=4, max_num_batched_tokens=16)
+    for index in range(40):
+        for user, name in (("ann", f"a{index}"), *(("bob", f"b{index}.{copy}") for copy in range(4))):
+            desk.add(name, 6, 6, user=user)
+    requests = desk.scheduler.waiting
+    largest = 0
+    while {"ann", "bob"} <= {request.user for request in desk.scheduler.waiting}:
+        desk.step()
+        cost = served_cost(desk, requests)
+        largest = max(largest, abs(cost.get("ann", 0) - cost.get("bob", 0)))
+    return largest
+
+
+def test_fair_how_many_requests_a_user_sends_says_nothing() -> None:
+    bound = 4 * (6 + 2 * 6)  # four running requests of one user
+    assert largest_difference("fair") <= bound
+    assert largest_difference("fcfs") > 4 * bound, "the control: in order of arrival the crowd wins"
+
+
+def test_fair_a_user_who_comes_late_is_served_next_and_has_saved_up_nothing() -> None:
+    desk = Desk("fair", max_num_seqs=1)
+    for index in range(20):
+        desk.add(f"a{index}", 4, 4, user="ann")
+    for _ in range(30):
+        desk.step()
+    for index in range(20):
+        desk.add(f"b{index}", 4, 4, user="bob")
+    order = [name[0] for name in desk.run()]
+    late = order[order.index("b") :]
+    assert late[:20] in (["b", "a"] * 10, ["b", "b", *["a", "b"] * 9])
+
+
+def test_fair_a_preempted_request_is_not_charged_twice() -> None:
+    desk = Desk("fair", max_num_seqs=2, num_blocks=4, block_size=2)
+    desk.add("a", 2, 6, user="ann")
+    desk.add("b", 2, 6, user="bob")
+    preempted: list[str] = []
+    while desk.scheduler.has_requests:
+        preempted += desk.step().preempted_ids
+    assert preempted, "the pool is too small for both"
+    assert set(desk.scheduler._policy._served.values()) <= {2 + 2 * 6, 2 + 2 * 5}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("policy", sorted(known_policies()))
+def test_options_of_another_policy_are_an_error(policy: str) -> None:
+    values = {"max_prefills_per_round": 2, "priority_ageing_s": 5.0}
+    for name, value in values.items():
+        config = SchedulerConfig(policy=policy, **{name: value})  # type: ignore[arg-type]
+        if name in known_policies()[policy].options:
+            build_policy(config)
+        else:
+            with pytest.raises(ConfigError, match=f"{name}={value!r} says nothing to policy='{policy}'"):
+                build_policy(config)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_prefills_per_round": 0}, {"priority_ageing_s": 0}, {"priority_ageing_s": float("nan")}, {"policy": ""}],
+    ids=str,
+)
+def test_values_that_cannot_be_are_errors(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        SchedulerConfig(**options)
+
+
+def test_an_unknown_policy_is_an_error_with_the_list() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)unknown policy='fifo'.*fcfs"):
+        build_policy(SchedulerConfig(policy="fifo"))
+
+
+@pytest.mark.parametrize("policy", sorted(known_policies()))
+def test_a_policy_states_its_promise(policy: str) -> None:
+    assert "Promise: " in (known_policies()[policy].__doc__ or "")
