@@ -9,7 +9,18 @@ import torch
 from hypothesis import HealthCheck, settings
 
 # Every public tensor annotation is enforced in the test run. `kernels` stays out: the hook breaks @triton.jit.
-_CHECKED = ["batch", "layers", "attention", "models", "inference", "tokenizer", "llm", "output_processor", "testing"]
+_CHECKED = [
+    "batch",
+    "layers",
+    "attention",
+    "models",
+    "inference",
+    "tokenizer",
+    "llm",
+    "output_processor",
+    "testing",
+    "benchmark",
+]
 jaxtyping.install_import_hook([f"weft.{name}" for name in _CHECKED], "beartype.beartype")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may depend on the network

@@ -1,4 +1,4 @@
-"""The command line: `weft generate`. Each command is a thin shell around the library."""
+"""The command line: `weft generate`, `weft bench`. Each command is a thin shell around the library."""
 
 import argparse
 import json
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from weft import __version__
+from weft.benchmark.command import add_bench
 from weft.config import DTYPE_ALIASES, DTYPES
 from weft.errors import WeftError
 from weft.inference.sampling_params import SamplingParams
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
     generate.add_argument("--json", action="store_true", help="print one JSON object a prompt instead of text")
     generate.set_defaults(run=_generate)
+    add_bench(commands)
     return parser
 
 

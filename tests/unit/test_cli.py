@@ -11,7 +11,7 @@ from tests.unit.test_llm import save_text_model
 from weft import LLM, SamplingParams, __version__
 from weft.cli import main
 
-COMMANDS = ["generate"]
+COMMANDS = ["generate", "bench"]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""Measures: experiments over systems, printed as tables beside their targets, and as rows for `results/`."""

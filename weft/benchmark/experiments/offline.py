@@ -1,0 +1,158 @@
+"""Tokens a second of a mixed batch: weft against HuggingFace, in one run, on the same requests.
+
+Each repetition runs every system once, so that a machine that slows down slows all of them. A speed is only compared
+between systems that said the same tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from weft.benchmark.experiments import Experiment
+from weft.benchmark.measure import Outcome, rows_of, spread
+from weft.benchmark.options import ModelOptions, option
+from weft.benchmark.progress import Progress
+from weft.benchmark.row import Row, Target
+from weft.benchmark.systems import System, check_system, find_system
+from weft.benchmark.workload import Lengths, Workload, mixed_workload, num_equal
+from weft.config import positive
+from weft.errors import ConfigError
+
+# How many times as many tokens a second as these weft is to give, on two cores in float32.
+_TARGETS = {"hf_generate": Target(relation=">=", value=8.0), "hf_continuous": Target(relation=">=", value=3.0)}
+_SUBJECT = "weft"
+_NOTE = (
+    "tokens generated / wall time of the whole workload, prefill included; loading and one warm-up of the same width "
+    "with short answers are not; prefix caching off; end-of-sequence ids ignored"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineOptions(ModelOptions):
+    requests: int = option(16, "requests, all there at the start")
+    in_flight: int = option(16, "requests that run at once")
+    prompts: str = option("8,32,128,512", "prompt lengths: one of 8,32,128 or uniform 64:256")
+    outputs: str = option("16:128", "output lengths, as prompts; end-of-sequence ids are ignored")
+    systems: str = option("weft,hf_generate,hf_continuous", "who is measured, in this order")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("OfflineOptions", requests=self.requests, in_flight=self.in_flight)
+        Lengths.parse(self.prompts)
+        Lengths.parse(self.outputs)
+        for name in self.system_names:
+            check_system(name)
+        if len(set(self.system_names)) != len(self.system_names):
+            raise ConfigError(f"systems={self.systems!r} names a system twice")
+
+    @property
+    def system_names(self) -> list[str]:
+        return self.systems.split(",")
+
+
+def run(options: OfflineOptions, progress: Progress) -> list[Row]:
+    """All systems loaded and warmed up, then measured in turn."""
+    from weft.benchmark.served_model import open_model
+
+    model = open_model(
+        model=options.model, shape=options.shape, dtype=options.dtype, device=options.device, seed=options.seed
+    )
+    workload = mixed_workload(
+        requests=options.requests,
+        in_flight=options.in_flight,
+        prompts=Lengths.parse(options.prompts),
+        outputs=Lengths.parse(options.outputs),
+        vocab_size=model.vocab_size,
+        seed=options.seed,
+    )
+    with ExitStack() as opened:
+        systems: dict[str, System] = {}
+        for name in options.system_names:
+            systems[name] = find_system(name)(model, workload)
+            opened.callback(systems[name].close)
+        outcomes = measure(systems, workload, repetitions=options.repetitions, progress=progress)
+        versions = {name: system.version for name, system in systems.items()}
+    base = model.row("offline", case=_case(options), seed=options.seed, notes=_NOTE)
+    targets = _TARGETS if model.device.type == "cpu" and options.shape is None else {}
+    return compare(outcomes, workload, base, versions, targets)
+
+
+def measure(
+    systems: Mapping[str, System], workload: Workload, *, repetitions: int, progress: Progress
+) -> dict[str, list[Outcome]]:
+    """The outcomes of each system; its warm-up, the same widths with short answers, is not among them."""
+    warm_up = workload.warm_up()
+    for name, system in systems.items():
+        system.run(warm_up, progress(f"{name}, warm-up", len(warm_up.jobs)))
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in systems}
+    for repetition in range(1, repetitions + 1):
+        for name, system in systems.items():
+            advance = progress(f"{name}, run {repetition} of {repetitions}", len(workload.jobs))
+            outcomes[name].append(system.run(workload, advance))
+    return outcomes
+
+
+def compare(
+    outcomes: Mapping[str, Sequence[Outcome]],
+    workload: Workload,
+    base: Row,
+    versions: Mapping[str, str],
+    targets: Mapping[str, Target],
+) -> list[Row]:
+    """Rows of each system, how many requests it answered as the first HuggingFace system did, and weft's ratios."""
+    reference = next((name for name in outcomes if name != _SUBJECT), None)
+    rows: list[Row] = []
+    equal: dict[str, bool] = {}
+    for name, runs in outcomes.items():
+        row = base.by(name, versions[name])
+        complete = all(outcome.is_complete(workload) for outcome in runs)
+        if complete:
+            rows += rows_of(runs, row)
+        equal[name] = complete
+        if reference is not None and name != reference:
+            counts = [
+                num_equal(run.token_ids, other.token_ids) for run, other in zip(runs, outcomes[reference], strict=True)
+            ]
+            rows.append(_equality_row(row, min(counts), len(workload.jobs), reference))
+            equal[name] = complete and min(counts) == len(workload.jobs)
+    if _SUBJECT in outcomes:
+        row = base.by(_SUBJECT, versions[_SUBJECT])
+        for name in outcomes:
+            if name == _SUBJECT:
+                continue
+            if base.dtype == "float32" and not (equal[_SUBJECT] and equal[name]):
+                continue  # the row of unequal requests says why there is no ratio
+            ratios = [
+                mine.tokens_per_second / other.tokens_per_second
+                for mine, other in zip(outcomes[_SUBJECT], outcomes[name], strict=True)
+            ]
+            rows.append(row.of(f"tokens/s over {name}", ratios, "x", spread=spread(ratios), target=targets.get(name)))
+    return rows
+
+
+def _case(options: OfflineOptions) -> str:
+    return (
+        f"{options.requests} requests, {options.in_flight} in flight, "
+        f"prompts {options.prompts}, outputs {options.outputs}"
+    )
+
+
+def _equality_row(row: Row, count: int, total: int, reference: str) -> Row:
+    """In float32 all must be equal; in less, near-ties fall either way, and the number only informs."""
+    target = Target(relation="==", value=total) if row.dtype == "float32" else None
+    return row.of(f"requests equal to {reference}", [count], f"of {total}", target=target)
+
+
+EXPERIMENT = Experiment(
+    summary="tokens/s of a mixed batch: weft, HuggingFace generate and HuggingFace's continuous batching",
+    examples=(
+        "offline",
+        "offline --systems weft,hf_continuous --repetitions 3 --json results/offline.jsonl",
+        "offline --shape llama-190m --device cuda --dtype bf16 --in-flight 64 --requests 256 --prompts 64:256 "
+        "--outputs 32:96",
+        "offline --shape llama-1b --device cuda --dtype bf16 --in-flight 64 --requests 64 --prompts 32:1024 "
+        "--outputs 32:256",
+    ),
+    options=OfflineOptions,
+    run=run,
+)

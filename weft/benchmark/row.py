@@ -1,0 +1,96 @@
+"""One measured number and all that it depends on: the rows of `results/*.jsonl`."""
+
+import json
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from weft.benchmark.provenance import Provenance
+
+_RELATIONS = {">=": operator.ge, "<=": operator.le, "<": operator.lt, "==": operator.eq}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a value is meant to be. A missed target is a result, not an error."""
+
+    relation: str
+    value: int | float
+
+    def met(self, measured: float) -> bool:
+        return bool(_RELATIONS[self.relation](measured, self.value))
+
+    def __str__(self) -> str:
+        return f"{self.relation} {self.value:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One number. `system` is who was measured; `spread` is (largest - smallest) / median over the repetitions."""
+
+    experiment: str
+    case: str = ""
+    system: str = ""
+    system_version: str = ""
+    model: str = ""
+    dtype: str = ""
+    metric: str = ""
+    value: float = 0.0
+    unit: str = ""
+    repetitions: int = 1
+    spread: float | None = None
+    seed: int | None = None
+    notes: str = ""
+    target: Target | None = None
+
+    def by(self, system: str, version: str) -> "Row":
+        """The same row about that system."""
+        return replace(self, system=system, system_version=version)
+
+    def of(
+        self,
+        metric: str,
+        values: Sequence[int | float],
+        unit: str,
+        *,
+        spread: float | None = None,
+        target: Target | None = None,
+        notes: str = "",
+    ) -> "Row":
+        """The same row with a number in it: the median of the values."""
+        return replace(
+            self,
+            metric=metric,
+            value=float(median(values)),
+            unit=unit,
+            repetitions=len(values),
+            spread=spread,
+            target=target,
+            notes="; ".join(filter(None, (self.notes, notes))),
+        )
+
+    def over(self, repetitions: int) -> "Row":
+        """The same row, its value already a quantile of so many."""
+        return replace(self, repetitions=repetitions)
+
+    @property
+    def verdict(self) -> str:
+        if self.target is None:
+            return ""
+        return "met" if self.target.met(self.value) else "missed"
+
+
+def as_record(row: Row, provenance: Provenance) -> dict[str, Any]:
+    """The flat record that a line of JSON holds; a target is a wish, not a measurement, and stays out."""
+    measured = {field.name: getattr(row, field.name) for field in fields(row) if field.name not in ("target", "notes")}
+    return measured | vars(provenance) | {"notes": row.notes}
+
+
+def append_json(rows: Sequence[Row], provenance: Provenance, path: Path) -> None:
+    """Add one line a row to the file, which need not exist yet."""
+    with path.open("a", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(as_record(row, provenance), ensure_ascii=False, allow_nan=False) + "\n")

@@ -1,0 +1,68 @@
+"""What a benchmark serves: a checkpoint or a bare shape, and the device and dtype it is served in."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.benchmark.row import Row
+from weft.benchmark.shapes import ShapeCheckpoint, shape_config
+from weft.config import ModelConfig
+from weft.inference.placement import place
+from weft.models.checkpoint.interface import Checkpoint
+from weft.models.checkpoint.load import read_config
+from weft.models.checkpoint.source import open_checkpoint
+from weft.testing.oracle import Oracle
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """name: the alias, folder, hub id or shape, as asked for."""
+
+    name: str
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+    device: torch.device
+    vocab_size: int
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    def row(self, experiment: str, *, case: str, seed: int, notes: str) -> Row:
+        """A row about this model, with no system and no number yet."""
+        return Row(experiment=experiment, case=case, model=self.name, dtype=self.dtype_name, seed=seed, notes=notes)
+
+    def huggingface_model(self) -> Any:
+        """A model of HuggingFace's own, loaded by its own code, that no end-of-sequence id stops."""
+        from transformers import GenerationConfig
+
+        if isinstance(self.checkpoint, ShapeCheckpoint):
+            model = self.checkpoint.huggingface_model()
+        else:
+            model = Oracle(self.checkpoint.tokenizer, dtype=self.dtype, device=self.device).model
+        # What a call leaves open, `generate` fills in from here: the authors' EOS and penalties among it.
+        model.generation_config = GenerationConfig(pad_token_id=0)
+        return model
+
+
+def open_model(*, model: str, shape: str | None, dtype: str, device: str, seed: int) -> ServedModel:
+    """The checkpoint `model`, or random weights of `shape` if one is given. Reads no weights.
+
+    Raises: ConfigError, CheckpointError and their kinds.
+    """
+    config = ModelConfig(model=shape or model, dtype=dtype, device=device, seed=seed)
+    if shape is None:
+        checkpoint: Checkpoint = open_checkpoint(model)
+        placement = place(config, checkpoint.stored_dtype)
+    else:
+        fields = shape_config(shape)
+        placement = place(config, "bfloat16")
+        checkpoint = ShapeCheckpoint(fields, dtype=placement.dtype, device=placement.device, seed=seed)
+    return ServedModel(
+        name=shape or model,
+        checkpoint=checkpoint,
+        dtype=placement.dtype,
+        device=placement.device,
+        vocab_size=read_config(checkpoint).vocab_size,
+    )
