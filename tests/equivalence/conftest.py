@@ -4,8 +4,11 @@ Each link is tier A (tokens, lengths, finish reasons, logits within 1e-3); `test
 equal shapes, `test_planted_faults.py` shows that the judge convicts.
 """
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+from torch import Tensor
 
 from weft.models.checkpoint.interface import Checkpoint
 from weft.models.checkpoint.source import open_checkpoint
@@ -20,9 +23,22 @@ def device(request: pytest.FixtureRequest) -> str:
     return name
 
 
+class InMemory:
+    """A checkpoint whose weights are read from disk once, for suites that build many engines of it."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.config, self.generation = checkpoint.config, checkpoint.generation
+        self.stored_dtype, self.tokenizer = checkpoint.stored_dtype, checkpoint.tokenizer
+        self.num_tensors = checkpoint.num_tensors
+        self._tensors = list(checkpoint.tensors())
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return iter(self._tensors)
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Checkpoint:
-    return open_checkpoint("smollm2-135m")
+    return InMemory(open_checkpoint("smollm2-135m"))
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,12 @@
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from allpairspy import AllPairs
 
 from weft.config import EngineConfig
+from weft.inference.policies import known_policies
 from weft.inference.sampling_params import SamplingParams
 from weft.models.checkpoint.interface import Checkpoint
 from weft.testing.continuation import Continuation
@@ -24,6 +28,49 @@ def references(smollm2_oracle: Oracle, smollm2_tokenizer: HubTokenizer) -> list[
     assert len(found) == len(NAMES)
     assert_safe_margins(found)
     return found
+
+
+def real_pairs() -> list[dict[str, Any]]:
+    """Settings of the paged engine in which every two values meet: 27, what real weights afford."""
+    factors = (sorted(known_policies()), (1, 16, 24), (None, 1, 17), (True, False), (None, "tight"), (8, 3))
+    return [
+        {
+            "policy": policy,
+            "block_size": size,
+            "max_chunk_tokens": chunk,
+            "enable_prefix_caching": caching,
+            "num_blocks": -(-80 // size) if pool == "tight" else None,
+            "max_num_seqs": rows,
+        }
+        for policy, size, chunk, caching, pool, rows in AllPairs([list(values) for values in factors])
+    ]
+
+
+@pytest.mark.parametrize("options", real_pairs(), ids=lambda options: "-".join(map(str, options.values())))
+def test_paging_never_changes_what_smollm2_says(
+    smollm2: Checkpoint, references: Sequence[Continuation], options: dict[str, Any]
+) -> None:
+    """The prompts, and the longest of them cut and sent again, so that prefixes are shared."""
+    subject = Subject(EngineConfig.of(model="smollm2-135m", max_model_len=128, device="cpu", **options), smollm2)
+    shortened = [first_tokens(reference, 8) for reference in references]
+    order = [*shortened, *shortened[:2]]
+    params = [SamplingParams(temperature=0, max_tokens=8)] * len(order)
+    assert_token_exact(order, subject.run([reference.prompt_token_ids for reference in order], params))
+
+
+def test_real_weights_get_at_most_thirty_settings() -> None:
+    assert len(real_pairs()) <= 30
+
+
+def first_tokens(reference: Continuation, count: int) -> Continuation:
+    """What the reference would be had it been asked for fewer tokens."""
+    ended = len(reference.token_ids) <= count
+    return replace(
+        reference,
+        token_ids=reference.token_ids[:count],
+        logits=reference.logits[:count],
+        finish_reason=reference.finish_reason if ended else "length",
+    )
 
 
 @pytest.mark.parametrize(

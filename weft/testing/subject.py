@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import count
 
 import torch
 from jaxtyping import Float, Int
@@ -36,15 +37,23 @@ class Subject:
         prompts: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
         *,
+        arrivals: Sequence[int] | None = None,
         on_finished: Callable[[], None] = lambda: None,
     ) -> list[Continuation]:
-        """All prompts at once, added in the order given; `on_finished` is called as each one ends."""
+        """Every prompt to its end.
+
+        arrivals: the step before which each is added; None adds all at once, in the order given.
+        on_finished: called as each one ends.
+        """
         self._logits.clear()
-        for place, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
-            self.engine.add_request(str(place), prompt, param)
         tokens: dict[str, list[int]] = defaultdict(list)
-        ended = {}
-        while self.engine.has_unfinished_requests():
+        ended: dict[str, FinishReason] = {}
+        for step in count():
+            for place, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+                if step == (0 if arrivals is None else arrivals[place]):
+                    self.engine.add_request(str(place), prompt, param)
+            if len(ended) == len(prompts):
+                break
             for output in self.engine.step():
                 tokens[output.request_id].extend(output.new_token_ids)
                 if output.finish_reason is not None:
@@ -61,7 +70,7 @@ class Subject:
         ]
 
     def _record(self, plan: StepPlan, batch: Batch, logits: Float[Tensor, "R V"]) -> None:
-        owners = (name for name, count in zip(plan.request_ids, plan.num_logit_rows, strict=True) if count)
+        owners = (name for name, rows in zip(plan.request_ids, plan.num_logit_rows, strict=True) if rows)
         for request_id, row in zip(owners, logits.cpu(), strict=True):
             self._logits[request_id].append(row)
 

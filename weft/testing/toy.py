@@ -39,6 +39,8 @@ class ToyExecutor:
 
     def execute(self, plan: StepPlan) -> list[list[int]]:
         """The tokens that the step samples, as `StepHandle.tokens` gives them."""
+        changed = {change.row for change in (*plan.admissions, *plan.new_blocks[0])}
+        assert changed <= set(plan.rows), "the plan changes a row that it does not run"
         for admission in plan.admissions:
             self._tokens[admission.row] = list(admission.token_ids)
             self._computed[admission.row] = admission.num_computed_tokens
@@ -62,19 +64,27 @@ class ToyExecutor:
                 written.add(slot)
                 self._slots[slot] = _tag(self._tokens[row][: position + 1])
             self._computed[row] += count
+        for row in plan.rows:
+            self._check_reads(row)
         return [self._sample(row) if wanted else [] for row, _, wanted in columns]
 
     def _sample(self, row: int) -> list[int]:
         tokens = self._tokens[row]
         assert self._computed[row] == len(tokens), "logits are asked for before the last token is computed"
-        for position in range(len(tokens)):
-            found = self._slots.get(self._slot(row, position))
-            assert found == _tag(tokens[: position + 1]), f"row {row} reads another's value at position {position}"
         tokens.append(next_token(tokens))
         return [tokens[-1]]
 
+    def _check_reads(self, row: int) -> None:
+        """Every token that the step computes reads all before it, in this step or an earlier one."""
+        for position in range(self._computed[row]):
+            found = self._slots.get(self._slot(row, position))
+            expected = _tag(self._tokens[row][: position + 1])
+            assert found == expected, f"row {row} reads another's value at position {position}"
+
     def _slot(self, row: int, position: int) -> tuple[int, int]:
-        return self._tables[row][position // self._block_size], position % self._block_size
+        column, offset = divmod(position, self._block_size)
+        assert column < len(self._tables[row]), f"row {row} has no block for position {position}"
+        return self._tables[row][column], offset
 
 
 def _tag(token_ids: Sequence[int]) -> int:
