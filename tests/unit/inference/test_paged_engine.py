@@ -1,10 +1,13 @@
 import pytest
+from torch import Tensor
 
 from tests.unit.inference.conftest import Build
+from weft.batch import SamplingRows
 from weft.config import SchedulerConfig
-from weft.errors import ConfigError, ContextLengthError, QueueFullError
+from weft.errors import ConfigError, ContextLengthError, QueueFullError, RequestError
 from weft.inference.engine import Engine
 from weft.inference.sampling_params import SamplingParams
+from weft.inference.scheduler import StepOutput
 
 
 def say(engine: Engine, prompt: list[int], max_tokens: int = 6) -> list[int]:
@@ -73,3 +76,95 @@ def test_rows_take_no_block_options(build: Build) -> None:
 
 def test_the_default_serves_in_order_of_arrival() -> None:
     assert SchedulerConfig().policy == "fcfs"
+
+
+class FailsFor:
+    """A sampler that raises as soon as a request of this seed is among the rows."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __call__(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        if self.seed in rows.seeds.tolist():
+            raise ValueError("a processor of this request is broken")
+        return logits.argmax(dim=-1)
+
+
+def test_a_request_whose_sampling_raises_ends_with_error_and_the_others_say_what_they_say(
+    build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = build(sampler=FailsFor(13), block_size=4)
+    for seed in (11, 13, 17):
+        params = SamplingParams(seed=seed, max_tokens=5, ignore_eos=True)
+        engine.add_request(str(seed), [10 + seed, 11, 12], params)
+    outputs: dict[str, list[StepOutput]] = {"11": [], "13": [], "17": []}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            outputs[output.request_id].append(output)
+    assert [(output.new_token_ids, output.finish_reason) for output in outputs["13"]] == [((), "error")]
+    assert "a processor of this request is broken" in caplog.text
+    for seed in (11, 17):
+        said = [token for output in outputs[str(seed)] for token in output.new_token_ids]
+        assert said == say(build(), [10 + seed, 11, 12], 5)
+
+
+def test_an_interrupt_in_sampling_is_not_taken_for_a_failing_request(build: Build) -> None:
+    def interrupted(logits: Tensor, rows: SamplingRows) -> Tensor:
+        raise KeyboardInterrupt
+
+    engine = build(sampler=interrupted)
+    engine.add_request("a", [10], SamplingParams())
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+
+
+def test_an_abort_gives_the_last_output_once(build: Build) -> None:
+    engine = build(block_size=4)
+    engine.add_request("a", [10, 11, 12], SamplingParams(temperature=0, ignore_eos=True))
+    engine.step()
+    assert engine.abort("a") == StepOutput("a", (), True, "abort")
+    assert engine.abort("a") is None
+    assert engine.abort("never here") is None
+    assert not engine.has_unfinished_requests()
+    assert len(say(engine, [10, 11, 12])) == 6, "the engine goes on"
+
+
+def test_cached_tokens_are_told_with_every_output(build: Build) -> None:
+    engine = build(block_size=4)
+    say(engine, list(range(10, 20)))
+    engine.add_request("again", list(range(10, 20)), SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    told = []
+    while engine.has_unfinished_requests():
+        told += [output.num_cached_tokens for output in engine.step()]
+    assert told == [8, 8]
+
+
+def test_salts_share_no_prefix(build: Build) -> None:
+    engine = build(block_size=4)
+    params = SamplingParams(temperature=0, max_tokens=1)
+    for name, salt, cached in (("a", "one", 0), ("b", "two", 0), ("c", "one", 8), ("d", None, 0)):
+        engine.add_request(name, list(range(10, 20)), params, cache_salt=salt)
+        (output,) = engine.step()
+        assert output.num_cached_tokens == cached
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"priority": 1.5}, {"priority": True}, {"ttft_deadline_s": 0}, {"ttft_deadline_s": "soon"}, {"user": 7}],
+    ids=str,
+)
+@pytest.mark.usefixtures("as_users_run_it")
+def test_a_request_refused_leaves_no_trace(build: Build, options: dict[str, object]) -> None:
+    engine = build()
+    with pytest.raises(RequestError, match=next(iter(options))):
+        engine.add_request("a", [10], SamplingParams(), **options)
+    assert not engine.has_unfinished_requests()
+    assert len(say(engine, [10, 11])) == 6
+
+
+def test_a_policy_of_the_engine_sees_priority_and_clock(build: Build) -> None:
+    engine = build(policy="priority", max_num_seqs=1)
+    greedy = SamplingParams(temperature=0, max_tokens=1)
+    for name, priority in (("low", 3), ("high", -3)):
+        engine.add_request(name, [10], greedy, priority=priority)
+    assert [output.request_id for _ in range(2) for output in engine.step()] == ["high", "low"]
