@@ -1,0 +1,153 @@
+"""Attention over parts of the keys, merged into attention over all of them, in float32 and in the order of the parts.
+
+A part is its weighted mean of values and the base-2 logarithm of what it was divided by; (0, -inf), a part that saw no
+key, changes nothing. One program takes some columns of one head, a tile of parts at a time, whatever their number.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from weft.errors import KernelError
+from weft.kernels._jit import cdiv, jit, tl
+from weft.kernels.pieces import cut
+from weft.kernels.specialisation import Specialisation
+
+BLOCK_S = 32  # parts a tile; fixed, since another tile sums in another order
+BLOCK_C = 64
+
+
+def reference(
+    parts: Float[Tensor, "splits *rows D"], log_sums: Float[Tensor, "splits *rows"]
+) -> tuple[Float[Tensor, "*rows D"], Float[Tensor, "*rows"]]:
+    """Parts of one attention, each over its own keys, as one: (0, -inf) says of a part that it saw none.
+
+    log_sums: base 2, of the exponentials that each part was divided by.
+    """
+    highest = log_sums.amax(0)
+    shift = torch.where(highest == -torch.inf, 0.0, highest)
+    weights = torch.exp2(log_sums - shift)
+    total = weights.sum(0)
+    merged = (parts * weights[..., None]).sum(0) / torch.where(total == 0, 1.0, total)[..., None]
+    return merged, shift + torch.log2(total)
+
+
+@jit
+def _kernel(
+    parts,
+    log_sums,
+    num_parts,
+    lengths,
+    query_starts,
+    out,
+    window,
+    H_Q: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    SPLIT: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ONE_EACH: tl.constexpr,
+):
+    head, request = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    column = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    length = tl.load(lengths + request).to(tl.int32)
+    token = request
+    if not ONE_EACH:
+        token = tl.load(query_starts + request).to(tl.int64)
+        if tl.load(query_starts + request + 1) - token != 1:
+            return
+    _, _, first, count = cut(length, window, WINDOW, SPLIT, MOST_SPLITS)
+    start = (request * H_Q + head) * num_parts
+    maximum = float("-inf")
+    total = 0.0
+    merged = tl.zeros([BLOCK_C], tl.float32)
+    for split in range(first, count, BLOCK_S):
+        part = split + tl.arange(0, BLOCK_S)
+        there = part < count
+        log_sum = tl.load(log_sums + start + part, mask=there, other=float("-inf"))
+        mask = there[:, None] & (column < D)[None, :]
+        values = tl.load(parts + (start + part)[:, None] * D + column[None, :], mask=mask, other=0.0)
+        highest = tl.maximum(maximum, tl.max(log_sum, 0))
+        shift = tl.where(highest == float("-inf"), 0.0, highest)
+        weights = tl.exp2(log_sum - shift)
+        factor = tl.exp2(maximum - shift)
+        total = total * factor + tl.sum(weights, 0)
+        merged = merged * factor + tl.sum(values * weights[:, None], 0)
+        maximum = highest
+    merged = merged / tl.where(total == 0.0, 1.0, total)
+    tl.store(out + (token * H_Q + head) * D + column, merged.to(out.dtype.element_ty), mask=column < D)
+
+
+def merge_parts(
+    parts: Float[Tensor, "B H_q parts D"],
+    log_sums: Float[Tensor, "B H_q parts"],
+    sequence_lengths: Int[Tensor, "B"],
+    query_starts: Int[Tensor, "B+1"],
+    out: Float[Tensor, "T_total attended"],
+    *,
+    split: int,
+    most_splits: int,
+    window: int | None = None,
+) -> None:
+    """Write the row of `out` of every request that has one row in this step; parts of splits it lacks are not read.
+
+    split, most_splits: how a sequence was cut (see `pieces.cut`).
+    Raises: KernelError for parts that are not contiguous float32.
+    """
+    batch, num_query_heads, num_parts, head_dim = parts.shape
+    if parts.dtype != torch.float32 or log_sums.dtype != torch.float32 or log_sums.shape != parts.shape[:3]:
+        raise KernelError(f"parts are {parts.dtype} {tuple(parts.shape)}, log_sums {log_sums.dtype} {log_sums.shape}")
+    if not (parts.is_contiguous() and log_sums.is_contiguous() and out.is_contiguous()):
+        raise KernelError("parts, log_sums and out must be contiguous")
+    _kernel[(cdiv(head_dim, BLOCK_C), num_query_heads, batch)](
+        parts,
+        log_sums,
+        num_parts,
+        sequence_lengths,
+        query_starts,
+        out,
+        window or 0,
+        H_Q=num_query_heads,
+        D=head_dim,
+        BLOCK_S=BLOCK_S,
+        BLOCK_C=BLOCK_C,
+        SPLIT=split,
+        MOST_SPLITS=most_splits,
+        WINDOW=window is not None,
+        ONE_EACH=len(out) == batch,
+        num_warps=4,
+    )
+
+
+def _specialisation(dtype: str, head_dim: int) -> Specialisation:
+    return Specialisation(
+        name=f"{dtype}-D{head_dim}",
+        kernel=_kernel,
+        signature={
+            "parts": "*fp32",
+            "log_sums": "*fp32",
+            "num_parts": "i32",
+            "lengths": "*i64",
+            "query_starts": "*i64",
+            "out": f"*{dtype}",
+            "window": "i32",
+        },
+        constants={
+            "H_Q": 32,
+            "D": head_dim,
+            "BLOCK_S": BLOCK_S,
+            "BLOCK_C": BLOCK_C,
+            "SPLIT": 256,
+            "MOST_SPLITS": 128,
+            "WINDOW": True,
+            "ONE_EACH": False,
+        },
+        num_warps=4,
+        num_stages=3,
+        aligned=frozenset({"parts", "log_sums", "lengths", "query_starts", "out"}),
+    )
+
+
+SPECIALISATIONS = tuple(_specialisation("bf16", head_dim) for head_dim in (64, 80, 128)) + (_specialisation("fp32", 128),)

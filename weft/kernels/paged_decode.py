@@ -1,0 +1,385 @@
+"""Paged decode attention: one new token a request, keys and values read through block tables.
+
+A sequence is cut into splits at absolute positions, whose size follows from the request's own length alone, and the
+parts are merged in their order in float32 by their log-sum-exp, (0, -inf) being the part that saw no key. So neither
+batch-mates nor the number of programs change a bit. The query heads of one key head share a tile of 16 rows.
+
+With `new` the rows are packed and not yet rotated: the program that owns a request's last split also rotates its key,
+writes key and value to their slot, and takes them from registers, so one launch reads nothing that it writes.
+
+Grid and scratch follow from shapes: programs of one head walk its splits in strides, and those that find none exit.
+Grouping of heads and splitting of keys as in Flash-Decoding (Dao et al. 2023).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from weft.errors import KernelError
+from weft.kernels import cache_write, paged_prefill
+from weft.kernels._jit import cdiv, jit, tl
+from weft.kernels.merge_parts import merge_parts
+from weft.kernels.paged import (
+    HeadRotation,
+    PagedKeys,
+    Scoring,
+    check_indices,
+    check_keys,
+    check_rotation,
+    check_rows,
+    check_scoring,
+    padded_head_dim,
+)
+from weft.kernels.pieces import cut, rotated, scored, slots_of, softmax_step
+from weft.kernels.specialisation import Specialisation
+
+BLOCK_M = 16  # the least a matrix instruction takes
+SPLIT = 256  # keys; a multiple for a sequence of more than MOST_SPLITS of them
+MOST_SPLITS = 128  # bounds the scratch, which every request and head needs
+PROGRAMS = 2048  # about as many as keep every multiprocessor of an H200 busy over several splits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """Keys that one iteration takes, and how the compiler is told to overlap them."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+# By bytes of an element and columns of a head, the first being the default; a device script times the rest.
+CANDIDATES: dict[tuple[int, int], tuple[Tile, ...]] = {
+    (2, 64): (
+        Tile(block_n=64, num_warps=4, num_stages=3),
+        Tile(block_n=128, num_warps=4, num_stages=2),
+        Tile(block_n=64, num_warps=2, num_stages=3),
+        Tile(block_n=64, num_warps=4, num_stages=4),
+        Tile(block_n=32, num_warps=2, num_stages=4),
+    ),
+    (2, 128): (
+        Tile(block_n=64, num_warps=4, num_stages=3),
+        Tile(block_n=64, num_warps=4, num_stages=2),
+        Tile(block_n=32, num_warps=4, num_stages=4),
+        Tile(block_n=32, num_warps=2, num_stages=4),
+        Tile(block_n=64, num_warps=8, num_stages=3),
+    ),
+    (2, 256): (Tile(block_n=32, num_warps=4, num_stages=3), Tile(block_n=64, num_warps=8, num_stages=2)),
+    (4, 64): (Tile(block_n=32, num_warps=4, num_stages=2),),
+    (4, 128): (Tile(block_n=16, num_warps=4, num_stages=2),),
+    (4, 256): (Tile(block_n=16, num_warps=8, num_stages=2),),
+}
+
+
+def candidates(dtype: torch.dtype, head_dim: int) -> tuple[Tile, ...]:
+    """Tiles that fit this dtype and head, the default first."""
+    return CANDIDATES[dtype.itemsize, max(64, padded_head_dim(head_dim))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewTokens:
+    """What turns packed rows into queries, keys and values: where each token stands, where it goes, its rotation."""
+
+    positions: Int[Tensor, "T_total"]
+    slots: Int[Tensor, "T_total"]
+    rotation: HeadRotation
+
+
+def reference(
+    rows: Float[Tensor, "T_total width"],
+    paged: PagedKeys,
+    scoring: Scoring,
+    *,
+    num_query_heads: int,
+    new: NewTokens | None = None,
+) -> Float[Tensor, "T_total attended"]:
+    """The same in plain torch: write if there is something new, then attend. Every request of the step, any count."""
+    query = rows
+    if new is not None:
+        query = cache_write.reference(rows, new.positions, new.slots, new.rotation, paged.pool, paged.layer)
+    return paged_prefill.reference(query.reshape(len(rows), num_query_heads, -1), paged, scoring)
+
+
+@jit
+def _kernel(
+    rows,
+    row_stride,
+    positions,
+    slots,
+    cos,
+    sin,
+    query_norm,
+    key_norm,
+    query_epsilon,
+    key_epsilon,
+    pool_keys,
+    pool_values,
+    tables,
+    table_stride,
+    lengths,
+    query_starts,
+    parts,
+    log_sums,
+    num_parts,
+    out,
+    scale,
+    soft_cap,
+    window,
+    H_Q: tl.constexpr,
+    H_KV: tl.constexpr,
+    D: tl.constexpr,
+    P: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLIT: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
+    NEW: tl.constexpr,
+    NORM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    ONE_EACH: tl.constexpr,
+    ONE_PART: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    group: tl.constexpr = H_Q // H_KV
+    head_tiles: tl.constexpr = (group + BLOCK_M - 1) // BLOCK_M
+    kv_head, head_tile = tl.program_id(0) // head_tiles, tl.program_id(0) % head_tiles
+    request = tl.program_id(2).to(tl.int64)
+    length = tl.load(lengths + request).to(tl.int32)
+    token = request
+    if not ONE_EACH:
+        token = tl.load(query_starts + request).to(tl.int64)
+        if tl.load(query_starts + request + 1) - token != 1:
+            return
+    span, oldest, first, count = cut(length, window, WINDOW, SPLIT, MOST_SPLITS)
+    first += tl.program_id(1)
+    if not ONE_PART and first >= count:
+        return
+
+    in_group = head_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    exists = in_group < group
+    head = kv_head * group + in_group
+    column = tl.arange(0, BLOCK_D)
+    inside = column < D
+    shown = exists[:, None] & inside[None, :]
+    dtype = pool_keys.dtype.element_ty
+    row = rows + token * row_stride
+    seen = length
+    if NEW:
+        position = tl.load(positions + token).to(tl.int64)
+        cos += position * (D // 2)
+        sin += position * (D // 2)
+        queries = row + head[:, None] * D
+        query = rotated(queries, exists[:, None], query_norm, query_epsilon, cos, sin, D, BLOCK_D, NORM).to(dtype)
+        seen = length - 1  # the last key is this launch's own
+    else:
+        query = tl.load(row + head[:, None] * D + column[None, :], mask=shown, other=0.0)
+
+    table = tables + request * table_stride
+    stride: tl.constexpr = H_KV * D
+    maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    attended = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for split in range(first, count, tl.num_programs(1)):
+        low = tl.maximum(split * span, oldest)
+        high = tl.minimum(split * span + span, seen)
+        maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        attended = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        if NEW:
+            if split == count - 1:
+                only = tl.zeros([1], tl.int32)[:, None]
+                keys_row = row + (H_Q + kv_head) * D + only
+                key = rotated(keys_row, only == 0, key_norm, key_epsilon, cos, sin, D, BLOCK_D, NORM).to(dtype)
+                value = tl.load(row + (H_Q + H_KV + kv_head) * D + only + column[None, :], mask=inside[None, :], other=0.0)
+                slot = tl.load(slots + token).to(tl.int64)
+                place = slot * stride + kv_head * D + column[None, :]
+                written = inside[None, :] & (slot >= 0) & (head_tile == 0)
+                tl.store(pool_keys + place, key, mask=written)
+                tl.store(pool_values + place, value, mask=written)
+                product = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)
+                maximum = scored(product, scale, soft_cap, SOFT_CAP)
+                total = tl.full([BLOCK_M], 1.0, tl.float32)
+                attended += value.to(tl.float32)
+        for start in range(low // BLOCK_N * BLOCK_N, high, BLOCK_N):
+            keys = start + tl.arange(0, BLOCK_N)
+            valid = (keys >= low) & (keys < high)
+            place = slots_of(table, start, keys, valid, P, BLOCK_N)[:, None] * stride + (kv_head * D + column[None, :])
+            mask = valid[:, None] & inside[None, :]
+            key = tl.load(pool_keys + place, mask=mask, other=0.0)
+            products = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+            scores = tl.where(valid[None, :], scored(products, scale, soft_cap, SOFT_CAP), float("-inf"))
+            weights, factor, maximum, total = softmax_step(scores, maximum, total)
+            value = tl.load(pool_values + place, mask=mask, other=0.0)
+            attended = tl.dot(
+                weights.to(dtype), value, acc=attended * factor[:, None], input_precision=PRECISION
+            )
+        attended = attended / tl.where(total == 0.0, 1.0, total)[:, None]
+        if not ONE_PART:
+            part = (request * H_Q + head) * num_parts + split
+            tl.store(parts + part[:, None] * D + column[None, :], attended, mask=shown)
+            tl.store(log_sums + part, maximum + tl.log2(total), mask=exists)
+    if ONE_PART:
+        place = (token * H_Q + head[:, None]) * D + column[None, :]
+        tl.store(out + place, attended.to(out.dtype.element_ty), mask=shown)
+
+
+def paged_decode(
+    rows: Float[Tensor, "T_total width"],
+    paged: PagedKeys,
+    scoring: Scoring,
+    *,
+    num_query_heads: int,
+    new: NewTokens | None = None,
+    out: Float[Tensor, "T_total attended"] | None = None,
+    tile: Tile | None = None,
+    split: int = SPLIT,
+    programs: int = PROGRAMS,
+    debug: bool | None = None,
+) -> Float[Tensor, "T_total attended"]:
+    """Attention of every request that has one row in this step; rows of the others stay as they are in `out`.
+
+    rows: rotated queries `[T_total, H_q * D]`; with `new`, packed rows, and keys and values are written as well.
+    tile, programs: force one of `candidates`, and about how many programs there are; neither changes the splits.
+    split: keys of one split; it changes the last bits, so an engine keeps one.
+    Raises: KernelError for shapes, dtypes, strides and geometry that do not fit.
+    """
+    check_keys(paged, num_query_heads, debug=debug)
+    check_scoring(scoring)
+    num_blocks, block_size, num_kv_heads, head_dim = paged.pool.shape[2:]
+    batch, columns = paged.block_tables.shape
+    num_heads = num_query_heads if new is None else num_query_heads + 2 * num_kv_heads
+    check_rows("rows", rows, num_heads * head_dim, paged.pool)
+    if new is not None:
+        check_indices("positions", new.positions, len(rows))
+        check_indices("slots", new.slots, len(rows))
+        check_rotation(new.rotation, paged.pool)
+    tile = tile or candidates(rows.dtype, head_dim)[0]
+    if split % tile.block_n:
+        raise KernelError(f"split={split} is no multiple of the tile's {tile.block_n} keys")
+    if out is None:
+        out = torch.empty(len(rows), num_query_heads * head_dim, dtype=rows.dtype, device=rows.device)
+    elif not out.is_contiguous() or out.shape != (len(rows), num_query_heads * head_dim) or out.dtype != rows.dtype:
+        raise KernelError(f"out is {out.dtype} {tuple(out.shape)} and must be contiguous like the result")
+    if batch == 0:
+        return out
+    rotation = None if new is None else new.rotation
+    normed = rotation is not None and rotation.query_norm is not None
+    num_parts = max(1, min(MOST_SPLITS, cdiv(columns * block_size, split)))
+    parts = log_sums = out
+    if num_parts > 1:
+        parts = torch.empty(batch, num_query_heads, num_parts, head_dim, dtype=torch.float32, device=rows.device)
+        log_sums = torch.empty(batch, num_query_heads, num_parts, dtype=torch.float32, device=rows.device)
+    head_tiles = num_kv_heads * cdiv(num_query_heads // num_kv_heads, BLOCK_M)
+    _kernel[(head_tiles, min(num_parts, cdiv(programs, head_tiles * batch)), batch)](
+        rows,
+        rows.stride(0),
+        rows if new is None else new.positions,
+        rows if new is None else new.slots,
+        rows if rotation is None else rotation.cos,
+        rows if rotation is None else rotation.sin,
+        rows if rotation is None or rotation.query_norm is None else rotation.query_norm,
+        rows if rotation is None or rotation.key_norm is None else rotation.key_norm,
+        0.0 if rotation is None else rotation.query_epsilon,
+        0.0 if rotation is None else rotation.key_epsilon,
+        paged.keys,
+        paged.values,
+        paged.block_tables,
+        paged.block_tables.stride(0),
+        paged.sequence_lengths,
+        paged.query_starts,
+        parts,
+        log_sums,
+        num_parts,
+        out,
+        scoring.scale,
+        scoring.soft_cap or 0.0,
+        scoring.window or 0,
+        H_Q=num_query_heads,
+        H_KV=num_kv_heads,
+        D=head_dim,
+        P=block_size,
+        BLOCK_M=BLOCK_M,
+        BLOCK_N=tile.block_n,
+        BLOCK_D=padded_head_dim(head_dim),
+        SPLIT=split,
+        MOST_SPLITS=MOST_SPLITS,
+        NEW=new is not None,
+        NORM=normed,
+        WINDOW=scoring.window is not None,
+        SOFT_CAP=scoring.soft_cap is not None,
+        ONE_EACH=len(rows) == batch,
+        ONE_PART=num_parts == 1,
+        PRECISION="ieee",
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    if num_parts > 1:
+        merge_parts(
+            parts,
+            log_sums,
+            paged.sequence_lengths,
+            paged.query_starts,
+            out,
+            split=split,
+            most_splits=MOST_SPLITS,
+            window=scoring.window,
+        )
+    return out
+
+
+def _specialisation(
+    dtype: str, head_dim: int, tile: Tile, *, block_size: int = 64, new: bool = True, masked: bool = False
+) -> Specialisation:
+    tensors = ("rows", "cos", "sin", "query_norm", "key_norm", "pool_keys", "pool_values", "out")
+    integers = ("positions", "slots", "tables", "lengths", "query_starts")
+    return Specialisation(
+        name=f"{dtype}-D{head_dim}-P{block_size}-n{tile.block_n}w{tile.num_warps}s{tile.num_stages}"
+        + ("-new" if new else "")
+        + ("-masked" if masked else ""),
+        kernel=_kernel,
+        signature={
+            **{name: f"*{dtype}" for name in tensors},
+            **{name: "*i64" for name in integers},
+            **{name: "i32" for name in ("row_stride", "table_stride", "num_parts", "window")},
+            **{name: "fp32" for name in ("query_epsilon", "key_epsilon", "scale", "soft_cap")},
+            "parts": "*fp32",
+            "log_sums": "*fp32",
+        },
+        constants={
+            "H_Q": 32,
+            "H_KV": 8,
+            "D": head_dim,
+            "P": block_size,
+            "BLOCK_M": BLOCK_M,
+            "BLOCK_N": tile.block_n,
+            "BLOCK_D": padded_head_dim(head_dim),
+            "SPLIT": SPLIT,
+            "MOST_SPLITS": MOST_SPLITS,
+            "NEW": new,
+            "NORM": masked,
+            "WINDOW": masked,
+            "SOFT_CAP": masked,
+            "ONE_EACH": not masked,
+            "ONE_PART": False,
+            "PRECISION": "ieee",
+        },
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        aligned=frozenset({*tensors, *integers, "row_stride", "parts", "log_sums"}),
+    )
+
+
+SPECIALISATIONS = (
+    *(_specialisation("bf16", 64, tile) for tile in CANDIDATES[2, 64]),
+    *(_specialisation("bf16", 128, tile) for tile in CANDIDATES[2, 128]),
+    *(_specialisation("bf16", 256, tile) for tile in CANDIDATES[2, 256]),
+    _specialisation("bf16", 128, CANDIDATES[2, 128][0], block_size=16),
+    _specialisation("bf16", 128, CANDIDATES[2, 128][0], masked=True),
+    _specialisation("bf16", 80, CANDIDATES[2, 128][0]),
+    _specialisation("fp16", 128, CANDIDATES[2, 128][0], new=False),
+    *(_specialisation("fp32", head_dim, CANDIDATES[4, head_dim][0]) for head_dim in (64, 128, 256)),
+)

@@ -1,0 +1,94 @@
+"""What several kernels compute alike, as functions inside a kernel. Knows no launcher."""
+
+from weft.kernels._jit import jit, tl
+
+
+@jit
+def tanh(x):
+    """tanh of float32 values; a series near 0, where the quotient would cancel (its next term is below 2e-9)."""
+    square = x * x
+    series = -0.05396825396825397 + square * 0.021869488536155203
+    series = 1.0 + square * (-0.3333333333333333 + square * (0.13333333333333333 + square * series))
+    magnitude = tl.abs(x)
+    decay = tl.exp(-2.0 * magnitude)
+    quotient = (1.0 - decay) / (1.0 + decay)
+    return tl.where(magnitude < 0.25, x * series, tl.where(x < 0, -quotient, quotient))
+
+
+@jit
+def scored(products, scale, soft_cap, SOFT_CAP: tl.constexpr):
+    """Products of queries and keys to scores in units of log2, so that exp2 is the softmax's exponential.
+
+    The cap comes before any mask: a masked key must weigh nothing, not `-cap`.
+    """
+    scores = products * scale
+    if SOFT_CAP:
+        scores = soft_cap * tanh(scores / soft_cap)
+    return scores * 1.4426950408889634
+
+
+@jit
+def softmax_step(scores, maximum, total):
+    """Take one tile of scores into a running softmax: weights, the factor on what was summed, maximum, total.
+
+    A row that has seen no key keeps maximum -inf; 0 stands for it in the exponents, since -inf - (-inf) is NaN.
+    """
+    highest = tl.maximum(maximum, tl.max(scores, 1))
+    shift = tl.where(highest == float("-inf"), 0.0, highest)
+    weights = tl.exp2(scores - shift[:, None])
+    factor = tl.exp2(maximum - shift)
+    return weights, factor, highest, total * factor + tl.sum(weights, 1)
+
+
+@jit
+def slots_of(table, start, keys, valid, P: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Slots, in int64, of a tile of keys that begins at `start`, a multiple of BLOCK_N.
+
+    One lookup where a tile lies in one block, one a key otherwise; columns of keys that are not valid are not read.
+    """
+    if P % BLOCK_N == 0:
+        block = tl.load(table + start // P).to(tl.int64)
+        slots = block * P + (start % P + tl.arange(0, BLOCK_N))
+    else:
+        blocks = tl.load(table + keys // P, mask=valid, other=0).to(tl.int64)
+        slots = blocks * P + keys % P
+    return slots
+
+
+@jit
+def cut(length, window, WINDOW: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr):
+    """Keys a split, the first split that holds a key which is seen, and how many there are up to the last.
+
+    The size of a split is a multiple of SPLIT, so that no sequence has more than MOST_SPLITS.
+    """
+    span = SPLIT * tl.maximum(tl.cdiv(length, SPLIT * MOST_SPLITS), 1)
+    oldest = length * 0
+    if WINDOW:
+        oldest = tl.maximum(length - window, 0)
+    return span, oldest, oldest // span, tl.cdiv(length, span)
+
+
+@jit
+def rotated(heads, rows, weights, epsilon, cos, sin, D: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr):
+    """Heads `[R, BLOCK_D]` in float32: normalised if NORM, then each pair (i, i + D/2) turned by one position's angles.
+
+    heads: pointers `[R, 1]` to the first element of each.   rows: which of them exist, `[R, 1]`.
+    weights: pointers `[R, 1]` to the weights of each head's norm.   cos, sin: pointers to the position's D/2 values.
+    Nothing is rounded in between, where the plain version rounds the norm, its product with the weight, and each
+    product and sum of the rotation.
+    """
+    half: tl.constexpr = D // 2
+    column = tl.arange(0, BLOCK_D)
+    partner = tl.where(column < half, column + half, column - half)[None, :]
+    angle = tl.where(column < half, column, column - half)
+    inside = column < D
+    mask = rows & inside[None, :]
+    own = tl.load(heads + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    other = tl.load(heads + partner, mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        inverse = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(own * own, 1) / D + epsilon))[:, None]
+        own *= inverse * tl.load(weights + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        other *= inverse * tl.load(weights + partner, mask=mask, other=0.0).to(tl.float32)
+    cosine = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
+    sine = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
+    return own * cosine[None, :] + other * tl.where(column < half, -sine, sine)[None, :]
