@@ -17,7 +17,7 @@ from weft.kernels.specialisation import CAPABILITIES
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 
 ROOT = Path(weft.kernels.__file__).parents[2]
-INFRASTRUCTURE = {"_jit", "specialisation"}
+INFRASTRUCTURE = {"_jit", "paged", "pieces", "specialisation"}
 KERNELS = [name for _, name, _ in pkgutil.iter_modules(weft.kernels.__path__) if name not in INFRASTRUCTURE]
 
 # A form takes one to six seconds of one core to compile; the compiler's cache makes a second run a matter of import.

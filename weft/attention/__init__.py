@@ -3,11 +3,14 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
+import torch
+
 from weft.attention.interface import AttentionBackend
 from weft.errors import ConfigError, nearest
 
-# What `auto` tries, in order: blocks that can be shared, before rows that cannot.
-PREFERRED = ("paged_gather", "contiguous")
+# What `auto` tries, in order: kernels where there is a GPU, blocks that can be shared, before rows that cannot. Without
+# a GPU the kernels run in Triton's interpreter at best, which is for tests that ask for them by name.
+PREFERRED = (*(("paged_triton",) if torch.cuda.is_available() else ()), "paged_gather", "contiguous")
 
 
 def known_backends() -> dict[str, AttentionBackend]:

@@ -74,6 +74,7 @@ def _kernel(
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
     column = tl.arange(0, BLOCK_D)[None, :]
     is_query, is_value = head < H_Q, head >= H_Q + H_KV
+    is_key = (head >= H_Q) & (head < H_Q + H_KV)
     exists = head < H_Q + 2 * H_KV
     heads = qkv + token * qkv_stride + head * D
     position = tl.load(positions + token).to(tl.int64)
@@ -91,9 +92,9 @@ def _kernel(
     ).to(query.dtype.element_ty)
     inside = column < D
     tl.store(query + (token * H_Q + head) * D + column, turned, mask=is_query & inside)
-    written = (slot >= 0) & inside
     row = slot * (H_KV * D) + column
-    tl.store(keys + row + (head - H_Q) * D, turned, mask=written & ~is_query & ~is_value)
+    written = inside & (row >= 0)  # slot -1 lies before the pool
+    tl.store(keys + row + (head - H_Q) * D, turned, mask=written & is_key)
     value = tl.load(heads + column, mask=is_value & exists & inside, other=0.0)
     tl.store(values + row + (head - H_Q - H_KV) * D, value, mask=written & is_value & exists)
 

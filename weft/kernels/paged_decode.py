@@ -197,17 +197,21 @@ def _kernel(
                 value = tl.load(row + (H_Q + H_KV + kv_head) * D + only + column[None, :], mask=inside[None, :], other=0.0)
                 slot = tl.load(slots + token).to(tl.int64)
                 place = slot * stride + kv_head * D + column[None, :]
-                written = inside[None, :] & (slot >= 0) & (head_tile == 0)
-                tl.store(pool_keys + place, key, mask=written)
-                tl.store(pool_values + place, value, mask=written)
+                if head_tile == 0:
+                    written = inside[None, :] & (place >= 0)  # slot -1 lies before the pool
+                    tl.store(pool_keys + place, key, mask=written)
+                    tl.store(pool_values + place, value, mask=written)
                 product = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)
                 maximum = scored(product, scale, soft_cap, SOFT_CAP)
                 total = tl.full([BLOCK_M], 1.0, tl.float32)
                 attended += value.to(tl.float32)
-        for start in range(low // BLOCK_N * BLOCK_N, high, BLOCK_N):
+        begin = low // BLOCK_N * BLOCK_N
+        ahead = slots_of(table, begin, low, high, P, BLOCK_N)
+        for start in range(begin, high, BLOCK_N):
             keys = start + tl.arange(0, BLOCK_N)
             valid = (keys >= low) & (keys < high)
-            place = slots_of(table, start, keys, valid, P, BLOCK_N)[:, None] * stride + (kv_head * D + column[None, :])
+            place = ahead[:, None] * stride + (kv_head * D + column[None, :])
+            ahead = slots_of(table, start + BLOCK_N, low, high, P, BLOCK_N)
             mask = valid[:, None] & inside[None, :]
             key = tl.load(pool_keys + place, mask=mask, other=0.0)
             products = tl.dot(query, tl.trans(key), input_precision=PRECISION)

@@ -16,10 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.errors import KernelError
-from weft.kernels._jit import cdiv, jit, tl
+from weft.kernels._jit import capability, cdiv, jit, tl
 from weft.kernels.paged import PagedKeys, Scoring, check_keys, check_rows, check_scoring, padded_head_dim
 from weft.kernels.pieces import scored, slots_of, softmax_step
-from weft.kernels.specialisation import Specialisation
+from weft.kernels.specialisation import CAPABILITIES, Specialisation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +47,24 @@ CANDIDATES: dict[tuple[int, int], tuple[Tile, ...]] = {
         Tile(block_m=128, block_n=128, num_warps=8, num_stages=2),
     ),
     (2, 256): (Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),),
-    (4, 64): (Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),),
-    (4, 128): (Tile(block_m=16, block_n=32, num_warps=4, num_stages=2),),
+    (4, 64): (Tile(block_m=16, block_n=32, num_warps=4, num_stages=2),),
+    (4, 128): (Tile(block_m=16, block_n=16, num_warps=4, num_stages=2),),
     (4, 256): (Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),),
 }
 
 
-def candidates(dtype: torch.dtype, head_dim: int) -> tuple[Tile, ...]:
-    """Tiles that fit this dtype and head, the default first."""
-    return CANDIDATES[dtype.itemsize, max(64, padded_head_dim(head_dim))]
+# For GPUs without the warpgroup's matrix instruction, which need more registers, and down to 99 KiB of shared memory.
+MODEST_CANDIDATES: dict[tuple[int, int], tuple[Tile, ...]] = {
+    **CANDIDATES,
+    (2, 64): (Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),),
+    (2, 128): (Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),),
+}
+
+
+def candidates(dtype: torch.dtype, head_dim: int, compute_capability: int) -> tuple[Tile, ...]:
+    """Tiles that fit this dtype, head and GPU (90 is a Hopper), the default first."""
+    table = CANDIDATES if compute_capability in (90, 100) else MODEST_CANDIDATES
+    return table[dtype.itemsize, max(64, padded_head_dim(head_dim))]
 
 
 def reference(
@@ -82,7 +91,7 @@ def reference(
         if scoring.window is not None:
             hidden |= places <= asking - scoring.window
         wide = scores if scores.dtype == torch.float64 else scores.float()
-        weights = wide.masked_fill(hidden, -torch.inf).softmax(dim=-1).to(query.dtype)
+        weights = wide.masked_fill(hidden, -torch.inf).softmax(dim=-1).masked_fill(hidden, 0.0).to(query.dtype)
         out[starts[request] : starts[request + 1]] = torch.einsum("hts,shd->thd", weights, values).flatten(1)
     return out
 
@@ -116,13 +125,15 @@ def _tiles(
 ):
     """Take the tiles of keys `begin : end` in. Unless MASKED every row sees every key of them."""
     column = tl.arange(0, BLOCK_D)[None, :]
+    ahead = slots_of(table, begin, oldest, length, P, BLOCK_N)
     for start in range(begin, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         if MASKED:
             valid = (keys < length) & (keys >= oldest)
         else:
             valid = keys >= 0
-        place = slots_of(table, start, keys, valid, P, BLOCK_N)[:, None] * STRIDE + column
+        place = ahead[:, None] * STRIDE + column
+        ahead = slots_of(table, start + BLOCK_N, oldest, length, P, BLOCK_N)
         mask = (column < D) & valid[:, None]
         key = tl.load(pool_keys + place, mask=mask, other=0.0)
         scores = scored(tl.dot(query, tl.trans(key), input_precision=PRECISION), scale, soft_cap, SOFT_CAP)
@@ -173,7 +184,7 @@ def _kernel(
     ticket = tl.num_programs(1) - 1 - tl.program_id(1)
 
     # Request b holds the tickets from `query_starts[b] // tokens + b` on: one more than it could need.
-    request, above = 0, batch
+    request, above = ticket * 0, ticket * 0 + batch
     while above - request > 1:
         middle = (request + above) // 2
         if tl.load(query_starts + middle).to(tl.int32) // tokens + middle <= ticket:
@@ -206,7 +217,7 @@ def _kernel(
         oldest = tl.maximum(earliest + 1 - window, 0)
     end = tl.minimum(earliest + tokens, length)
     begin = oldest // BLOCK_N * BLOCK_N
-    clear = begin if WINDOW else (earliest + 1) // BLOCK_N * BLOCK_N
+    clear = begin if WINDOW else tl.maximum(earliest + 1, 0) // BLOCK_N * BLOCK_N
 
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -255,7 +266,7 @@ def paged_prefill(
         raise KernelError(f"out is {out.dtype} {tuple(out.shape)} and must be contiguous like the result")
     if count == 0 or batch == 0:
         return out
-    tile = tile or candidates(query.dtype, head_dim)[0]
+    tile = tile or candidates(query.dtype, head_dim, capability(query.device))[0]
     group = num_query_heads // num_kv_heads
     heads = min(group, tile.block_m)
     grid = (num_kv_heads * cdiv(group, heads), count // (tile.block_m // heads) + batch)
@@ -292,13 +303,14 @@ def paged_prefill(
 
 
 def _specialisation(
-    dtype: str, head_dim: int, tile: Tile, *, block_size: int = 64, masked: bool = False
+    dtype: str, head_dim: int, tile: Tile, *, block_size: int = 64, masked: bool = False, capabilities: tuple[int, ...] = (90, 100)
 ) -> Specialisation:
     tensors = ("query", "pool_keys", "pool_values", "out")
     integers = ("tables", "lengths", "query_starts")
     return Specialisation(
         name=f"{dtype}-D{head_dim}-P{block_size}-m{tile.block_m}n{tile.block_n}w{tile.num_warps}s{tile.num_stages}"
-        + ("-masked" if masked else ""),
+        + ("-masked" if masked else "")
+        + ("-modest" if 90 not in capabilities else ""),
         kernel=_kernel,
         signature={
             **{name: f"*{dtype}" for name in tensors},
@@ -324,17 +336,24 @@ def _specialisation(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         aligned=frozenset({*tensors, *integers, "query_stride"}),
+        capabilities=capabilities,
     )
 
 
 SPECIALISATIONS = (
-    *(_specialisation("bf16", 64, tile) for tile in CANDIDATES[2, 64]),
-    *(_specialisation("bf16", 128, tile) for tile in CANDIDATES[2, 128]),
-    _specialisation("bf16", 64, CANDIDATES[2, 64][0], masked=True),
-    _specialisation("bf16", 128, CANDIDATES[2, 128][0], masked=True),
+    *(_specialisation("bf16", head_dim, tile) for head_dim in (64, 128) for tile in CANDIDATES[2, head_dim]),
+    *(_specialisation("bf16", head_dim, CANDIDATES[2, head_dim][0], masked=True) for head_dim in (64, 128)),
     _specialisation("bf16", 128, CANDIDATES[2, 128][0], block_size=16),
     _specialisation("bf16", 80, CANDIDATES[2, 128][0]),
-    _specialisation("bf16", 256, CANDIDATES[2, 256][0]),
     _specialisation("fp16", 128, CANDIDATES[2, 128][0]),
-    *(_specialisation("fp32", head_dim, CANDIDATES[4, head_dim][0]) for head_dim in (64, 128, 256)),
+    *(
+        _specialisation("bf16", head_dim, MODEST_CANDIDATES[2, head_dim][0], masked=masked, capabilities=(80, 89))
+        for head_dim in (64, 128)
+        for masked in (False, True)
+    ),
+    _specialisation("bf16", 256, CANDIDATES[2, 256][0], capabilities=CAPABILITIES),
+    *(
+        _specialisation("fp32", head_dim, CANDIDATES[4, head_dim][0], capabilities=CAPABILITIES)
+        for head_dim in (64, 128, 256)
+    ),
 )

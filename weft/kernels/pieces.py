@@ -41,16 +41,18 @@ def softmax_step(scores, maximum, total):
 
 
 @jit
-def slots_of(table, start, keys, valid, P: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Slots, in int64, of a tile of keys that begins at `start`, a multiple of BLOCK_N.
+def slots_of(table, start, low, high, P: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Slots, in int64, of a tile of keys that begins at `start`, a multiple of BLOCK_N; of `low : high` among them.
 
-    One lookup where a tile lies in one block, one a key otherwise; columns of keys that are not valid are not read.
+    One lookup where a tile lies in one block, one a key otherwise; columns of other keys are not read. Called a tile
+    ahead of its use: a load that depends on another load of its own iteration leaves the compiler nothing to overlap.
     """
+    keys = start + tl.arange(0, BLOCK_N)
     if P % BLOCK_N == 0:
-        block = tl.load(table + start // P).to(tl.int64)
+        block = tl.load(table + start // P, mask=start < high, other=0).to(tl.int64)
         slots = block * P + (start % P + tl.arange(0, BLOCK_N))
     else:
-        blocks = tl.load(table + keys // P, mask=valid, other=0).to(tl.int64)
+        blocks = tl.load(table + keys // P, mask=(keys >= low) & (keys < high), other=0).to(tl.int64)
         slots = blocks * P + keys % P
     return slots
 

@@ -1,0 +1,132 @@
+"""The paged backend in Triton: the pool of `paged_gather`, written and read by kernels, with nothing read back.
+
+A step in which every request has one token is one launch a layer and the merge of its parts: rotation and cache write
+are inside. Any other step rotates and writes first, then requests with several tokens go through the prefill kernel and
+those with one through the same decode kernel, so that a request's bits do not depend on what else the step holds.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from weft.attention.interface import AttentionSpec
+from weft.batch import Batch
+from weft.config import BlockGeometry, CacheConfig, Limits
+from weft.errors import ConfigError
+from weft.kernels._jit import HAS_TRITON, interpreting, runs_on
+from weft.kernels.cache_write import rotate_and_write
+from weft.kernels.paged import HeadRotation, PagedKeys, Scoring, refusal
+from weft.kernels.paged_decode import NewTokens, paged_decode
+from weft.kernels.paged_prefill import paged_prefill
+from weft.layers.heads import HeadTransform
+
+DEFAULT_BLOCK_SIZE = 64  # one table lookup a tile of keys
+
+
+class PagedTritonAttend:
+    """One step. Whether it is all decodes follows from its shapes: each request of a step has at least one token."""
+
+    def __init__(self, pool: Tensor, specs: Sequence[AttentionSpec], batch: Batch) -> None:
+        self._pool = pool
+        self._specs = specs
+        self._batch = batch
+        self._one_each = batch.token_ids.shape[0] == batch.sequence_lengths.shape[0]
+
+    def __call__(
+        self,
+        layer: int,
+        qkv: Float[Tensor, "T_total packed"],
+        positions: Int[Tensor, "T_total"],
+        heads: HeadTransform,
+    ) -> Float[Tensor, "T_total attended"]:
+        spec = self._specs[layer]
+        tables = self._batch.groups[0]
+        paged = PagedKeys(
+            pool=self._pool,
+            layer=layer,
+            block_tables=tables.block_tables,
+            sequence_lengths=self._batch.sequence_lengths,
+            query_starts=self._batch.query_starts,
+        )
+        scoring = Scoring(scale=spec.scale, window=spec.window, soft_cap=spec.soft_cap)
+        new = NewTokens(positions=positions, slots=tables.slot_mapping, rotation=rotation_of(heads))
+        count = spec.num_query_heads
+        attended = None
+        if not self._one_each:
+            query = rotate_and_write(
+                qkv, positions, tables.slot_mapping, new.rotation, self._pool, layer, num_query_heads=count
+            )
+            attended = paged_prefill(query.flatten(1), paged, scoring, num_query_heads=count, skip_single=True)
+        return paged_decode(qkv, paged, scoring, num_query_heads=count, new=new, out=attended)
+
+
+def rotation_of(heads: HeadTransform) -> HeadRotation:
+    """What the kernels need of a head transform."""
+    query_norm, key_norm = heads.query_norm, heads.key_norm
+    return HeadRotation(
+        cos=heads.rotary.cos,
+        sin=heads.rotary.sin,
+        query_norm=None if query_norm is None else query_norm.weight,
+        key_norm=None if key_norm is None else key_norm.weight,
+        query_epsilon=0.0 if query_norm is None else query_norm.epsilon,
+        key_epsilon=0.0 if key_norm is None else key_norm.epsilon,
+    )
+
+
+class PagedTritonCache:
+    """The pool, and nothing else: who owns which block is the allocator's to know."""
+
+    capturable = True
+
+    def __init__(self, pool: Tensor, specs: Sequence[AttentionSpec]) -> None:
+        self.pool = pool
+        self._specs = tuple(specs)
+
+    def prepare(self, batch: Batch) -> PagedTritonAttend:
+        return PagedTritonAttend(self.pool, self._specs, batch)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        sources, targets = (torch.tensor(side, device=self.pool.device) for side in zip(*pairs, strict=True))
+        self.pool[:, :, targets] = self.pool[:, :, sources]
+
+
+class PagedTriton:
+    """Blocks of `block_size` tokens, shared by whoever begins alike, on a GPU (or, for tests, in the interpreter)."""
+
+    name = "paged_triton"
+
+    def supports(self, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> str | None:
+        if spec.cache_group != 0:
+            return "one pool holds one cache group"
+        if not HAS_TRITON:
+            return "Triton is not installed"
+        if not runs_on(device):
+            return f"Triton kernels run on CUDA, not on {device.type}, except in their interpreter (TRITON_INTERPRET=1)"
+        if interpreting() and dtype == torch.bfloat16:
+            return "Triton's interpreter computes bfloat16 wrongly"
+        return refusal(
+            num_query_heads=spec.num_query_heads, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=dtype
+        )
+
+    def geometry(self, limits: Limits, config: CacheConfig) -> BlockGeometry:
+        """As many blocks as asked for, or as many as the limits could ever fill."""
+        size = config.block_size or DEFAULT_BLOCK_SIZE
+        most = limits.max_num_seqs * -(-limits.max_model_len // size)
+        return BlockGeometry(num_blocks=config.num_blocks or most, block_size=size, shareable=True)
+
+    def bytes_per_block(self, specs: Sequence[AttentionSpec], geometry: BlockGeometry, dtype: torch.dtype) -> int:
+        return 2 * len(specs) * specs[0].num_kv_heads * geometry.block_size * specs[0].head_dim * dtype.itemsize
+
+    def allocate(
+        self, specs: Sequence[AttentionSpec], geometry: BlockGeometry, dtype: torch.dtype, device: torch.device
+    ) -> PagedTritonCache:
+        spec = specs[0]
+        if any((item.num_kv_heads, item.head_dim) != (spec.num_kv_heads, spec.head_dim) for item in specs):
+            raise ConfigError("paged_triton keeps layers of one geometry, and these differ in key heads or head size")
+        shape = (2, len(specs), geometry.num_blocks + 1, geometry.block_size, spec.num_kv_heads, spec.head_dim)
+        return PagedTritonCache(torch.empty(shape, dtype=dtype, device=device), specs)
+
+
+BACKEND = PagedTriton()
