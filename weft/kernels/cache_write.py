@@ -164,7 +164,7 @@ def _specialisation(dtype: str, head_dim: int, normed: bool) -> Specialisation:
             "slots": "*i64",
             "query_epsilon": "fp32",
             "key_epsilon": "fp32",
-            **{name: f"*{dtype}" for name in tensors[1:]},
+            **dict.fromkeys(tensors[1:], f"*{dtype}"),
         },
         constants={
             "H_Q": 32,

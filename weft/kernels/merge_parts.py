@@ -150,4 +150,7 @@ def _specialisation(dtype: str, head_dim: int) -> Specialisation:
     )
 
 
-SPECIALISATIONS = tuple(_specialisation("bf16", head_dim) for head_dim in (64, 80, 128)) + (_specialisation("fp32", 128),)
+SPECIALISATIONS = (
+    *tuple(_specialisation("bf16", head_dim) for head_dim in (64, 80, 128)),
+    _specialisation("fp32", 128),
+)

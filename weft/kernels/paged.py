@@ -175,4 +175,6 @@ def _check_values(paged: PagedKeys) -> None:
             raise KernelError(f"sequence_lengths[{request}]={length} needs {used} blocks, the table has {columns}")
         for column, block in enumerate(paged.block_tables[request, :used].tolist()):
             if not 0 <= block < num_blocks:
-                raise KernelError(f"block_tables[{request}, {column}]={block} is outside the pool's {num_blocks} blocks")
+                raise KernelError(
+                    f"block_tables[{request}, {column}]={block} is outside the pool's {num_blocks} blocks"
+                )

@@ -189,12 +189,14 @@ def _kernel(
         maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         attended = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        if NEW:
+        if NEW:  # noqa: SIM102  # a constant, which decides what is compiled
             if split == count - 1:
                 only = tl.zeros([1], tl.int32)[:, None]
                 keys_row = row + (H_Q + kv_head) * D + only
                 key = rotated(keys_row, only == 0, key_norm, key_epsilon, cos, sin, D, BLOCK_D, NORM).to(dtype)
-                value = tl.load(row + (H_Q + H_KV + kv_head) * D + only + column[None, :], mask=inside[None, :], other=0.0)
+                value = tl.load(
+                    row + (H_Q + H_KV + kv_head) * D + only + column[None, :], mask=inside[None, :], other=0.0
+                )
                 slot = tl.load(slots + token).to(tl.int64)
                 place = slot * stride + kv_head * D + column[None, :]
                 if head_tile == 0:
@@ -218,9 +220,7 @@ def _kernel(
             scores = tl.where(valid[None, :], scored(products, scale, soft_cap, SOFT_CAP), float("-inf"))
             weights, factor, maximum, total = softmax_step(scores, maximum, total)
             value = tl.load(pool_values + place, mask=mask, other=0.0)
-            attended = tl.dot(
-                weights.to(dtype), value, acc=attended * factor[:, None], input_precision=PRECISION
-            )
+            attended = tl.dot(weights.to(dtype), value, acc=attended * factor[:, None], input_precision=PRECISION)
         attended = attended / tl.where(total == 0.0, 1.0, total)[:, None]
         if not ONE_PART:
             part = (request * H_Q + head) * num_parts + split
@@ -253,7 +253,7 @@ def paged_decode(
     """
     check_keys(paged, num_query_heads, debug=debug)
     check_scoring(scoring)
-    num_blocks, block_size, num_kv_heads, head_dim = paged.pool.shape[2:]
+    block_size, num_kv_heads, head_dim = paged.pool.shape[3:]
     batch, columns = paged.block_tables.shape
     num_heads = num_query_heads if new is None else num_query_heads + 2 * num_kv_heads
     check_rows("rows", rows, num_heads * head_dim, paged.pool)
@@ -346,10 +346,10 @@ def _specialisation(
         + ("-masked" if masked else ""),
         kernel=_kernel,
         signature={
-            **{name: f"*{dtype}" for name in tensors},
-            **{name: "*i64" for name in integers},
-            **{name: "i32" for name in ("row_stride", "table_stride", "num_parts", "window")},
-            **{name: "fp32" for name in ("query_epsilon", "key_epsilon", "scale", "soft_cap")},
+            **dict.fromkeys(tensors, f"*{dtype}"),
+            **dict.fromkeys(integers, "*i64"),
+            **dict.fromkeys(("row_stride", "table_stride", "num_parts", "window"), "i32"),
+            **dict.fromkeys(("query_epsilon", "key_epsilon", "scale", "soft_cap"), "fp32"),
             "parts": "*fp32",
             "log_sums": "*fp32",
         },

@@ -86,7 +86,7 @@ def reference(
         if scoring.soft_cap is not None:
             scores = scoring.soft_cap * torch.tanh(scores / scoring.soft_cap)
         places = torch.arange(length, device=query.device)
-        asking = places[length - len(rows) :, None]
+        asking = torch.arange(length - len(rows), length, device=query.device)[:, None]
         hidden = places > asking
         if scoring.window is not None:
             hidden |= places <= asking - scoring.window
@@ -303,7 +303,13 @@ def paged_prefill(
 
 
 def _specialisation(
-    dtype: str, head_dim: int, tile: Tile, *, block_size: int = 64, masked: bool = False, capabilities: tuple[int, ...] = (90, 100)
+    dtype: str,
+    head_dim: int,
+    tile: Tile,
+    *,
+    block_size: int = 64,
+    masked: bool = False,
+    capabilities: tuple[int, ...] = (90, 100),
 ) -> Specialisation:
     tensors = ("query", "pool_keys", "pool_values", "out")
     integers = ("tables", "lengths", "query_starts")
@@ -313,9 +319,9 @@ def _specialisation(
         + ("-modest" if 90 not in capabilities else ""),
         kernel=_kernel,
         signature={
-            **{name: f"*{dtype}" for name in tensors},
-            **{name: "*i64" for name in integers},
-            **{name: "i32" for name in ("query_stride", "table_stride", "batch", "window")},
+            **dict.fromkeys(tensors, f"*{dtype}"),
+            **dict.fromkeys(integers, "*i64"),
+            **dict.fromkeys(("query_stride", "table_stride", "batch", "window"), "i32"),
             "scale": "fp32",
             "soft_cap": "fp32",
         },
