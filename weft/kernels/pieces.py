@@ -5,7 +5,7 @@ from weft.kernels._jit import jit, tl
 
 @jit
 def tanh(x):
-    """The hyperbolic tangent of float32 values; near 0, where the quotient would cancel, a series (next term below 2e-9)."""
+    """The hyperbolic tangent of float32 values; near 0, where a quotient cancels, a series (next term below 2e-9)."""
     square = x * x
     series = -0.05396825396825397 + square * 0.021869488536155203
     series = 1.0 + square * (-0.3333333333333333 + square * (0.13333333333333333 + square * series))

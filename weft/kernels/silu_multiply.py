@@ -1,0 +1,62 @@
+"""`silu(gate) * up` of packed rows, computed in float32 and rounded once, where the plain order rounds silu as well."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from weft.errors import KernelError
+from weft.kernels._jit import cdiv, jit, runs_on, tl
+from weft.kernels.specialisation import Specialisation
+
+BLOCK = 1024
+
+
+def reference(gate_up: Float[Tensor, "T 2*I"]) -> Float[Tensor, "T I"]:
+    """The same in plain torch, in HuggingFace's order of casts."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate.contiguous()) * up
+
+
+@jit
+def silu(x):
+    """`x * sigmoid(x)` of float32 values, by the sign for which the exponential does not overflow."""
+    decay = tl.exp(-tl.abs(x))
+    return x * tl.where(x < 0, decay, 1.0) / (1.0 + decay)
+
+
+@jit
+def _kernel(gate_up, stride, out, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    gate = tl.load(gate_up + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * stride + width + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, (silu(gate) * up).to(out.dtype.element_ty), mask=inside)
+
+
+def silu_multiply(gate_up: Float[Tensor, "T 2*I"]) -> Float[Tensor, "T I"]:
+    """Rows hold the gate, then what it gates. Raises: KernelError for shapes and strides that do not fit."""
+    if gate_up.ndim != 2 or gate_up.shape[1] % 2 or gate_up.stride(1) != 1:
+        raise KernelError(f"gate_up must be [T, 2 * I] with dense rows, got shape {tuple(gate_up.shape)}")
+    if not runs_on(gate_up.device) or not gate_up.is_floating_point():
+        raise KernelError(f"gate_up is {gate_up.dtype} on {gate_up.device}", hint="floats on CUDA")
+    count, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(count, width, dtype=gate_up.dtype, device=gate_up.device)
+    if count and width:
+        _kernel[(count, cdiv(width, BLOCK))](gate_up, gate_up.stride(0), out, width, BLOCK=BLOCK, num_warps=4)
+    return out
+
+
+SPECIALISATIONS = tuple(
+    Specialisation(
+        name=dtype,
+        kernel=_kernel,
+        signature={"gate_up": f"*{dtype}", "stride": "i32", "out": f"*{dtype}", "width": "i32"},
+        constants={"BLOCK": BLOCK},
+        num_warps=4,
+        num_stages=3,
+        aligned=frozenset({"gate_up", "stride", "out", "width"}),
+    )
+    for dtype in ("bf16", "fp16", "fp32")
+)
