@@ -1,6 +1,6 @@
 """One token a row of logits: argmax, or argmax of `logits + temperature * Gumbel noise` of (seed, position, token id).
 
-The noise is Philox-4x32-10 (Salmon et al. 2011, section 3.3), keyed by the seed and counting (token id, position, 0, 0),
+The noise is Philox-4x32-10 (Salmon et al. 2011, section 3.3), keyed by the seed, counting (token id, position, 0, 0),
 and its logarithms are taken in float64; multiplication and addition are not fused. So a row draws what the same row
 draws in plain torch, in any batch. Programs take chunks of the vocabulary, and a second launch compares their winners.
 """
@@ -49,7 +49,7 @@ def uniform_reference(
 
 @jit
 def _gumbel(token, position, seed, ROUNDS: tl.constexpr):
-    """Standard Gumbel noise in float32 of int64 tokens, a position and the 64 bits of a seed; 32-bit words in uint64."""
+    """Standard Gumbel noise in float32 of tokens, a position and the 64 bits of a seed; 32-bit words in uint64."""
     first = token.to(tl.uint64)
     zero = first ^ first
     second = zero + position.to(tl.uint64)
