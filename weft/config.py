@@ -13,6 +13,7 @@ from weft.errors import ConfigError, UnknownArgumentError
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+CPU_LINEARS = ("auto", "plain", "prepacked")
 DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
 
 Config = TypeVar("Config")
@@ -60,6 +61,8 @@ class ModelConfig:
     model: an alias (`smollm2-135m`), a local folder, a `.gguf` file, or a hub id.
     dtype: `auto` is the checkpoint's own on CUDA, and float32 for a quantised GGUF and on CPUs.
     device: `auto`, `cpu`, `cuda` or `cuda:N`.
+    cpu_linear: how linear layers multiply on a CPU: `plain` is torch's own product and equals HuggingFace bit for bit
+        at equal shapes; `prepacked` is faster, oneDNN on weights it has reordered; `auto` is the faster one that runs.
     seed: seeds the requests that bring no seed, and dummy weights.
     max_model_len: longest sequence in tokens, prompt included; None is the model's own limit.
     """
@@ -70,6 +73,7 @@ class ModelConfig:
     skip_tokenizer_init: bool = False
     dtype: str = "auto"
     device: str = "auto"
+    cpu_linear: str = "auto"
     seed: int = 0
     max_model_len: int | None = None
 
@@ -77,6 +81,9 @@ class ModelConfig:
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"model must be a name, a folder or a file, got {self.model!r}")
         named("ModelConfig", load_format=self.load_format, dtype=self.dtype, device=self.device)
+        named("ModelConfig", cpu_linear=self.cpu_linear)
+        if self.cpu_linear not in CPU_LINEARS:
+            raise ConfigError(f"unknown cpu_linear={self.cpu_linear!r}", hint="one of " + ", ".join(CPU_LINEARS))
         if self.load_format not in LOAD_FORMATS:
             raise ConfigError(f"unknown load_format={self.load_format!r}", hint="one of " + ", ".join(LOAD_FORMATS))
         if DTYPE_ALIASES.get(self.dtype, self.dtype) not in DTYPES:

@@ -19,7 +19,9 @@ def assert_same_bits(model: str, checkpoint: Checkpoint, dtype: torch.dtype, pro
     """One request alone gives every product HuggingFace's own shape, so not a bit may differ, prefill or decode."""
     reference = Oracle(checkpoint.tokenizer, dtype=dtype, device=torch.device("cpu")).generate(prompt, length)
     name = str(dtype).removeprefix("torch.")
-    config = EngineConfig.of(model=model, device="cpu", dtype=name, max_num_seqs=1, max_model_len=128)
+    config = EngineConfig.of(
+        model=model, device="cpu", dtype=name, cpu_linear="plain", max_num_seqs=1, max_model_len=128
+    )
     params = SamplingParams(temperature=0, max_tokens=length)
     (answer,) = Subject(config, checkpoint).run([prompt], [params])
     assert answer.token_ids == reference.token_ids

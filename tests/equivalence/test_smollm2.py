@@ -94,6 +94,16 @@ def test_no_schedule_changes_what_smollm2_says(
     assert_token_exact(references, answers)
 
 
+@pytest.mark.parametrize("cpu_linear", ["plain", "prepacked"])
+def test_either_linear_layer_says_what_huggingface_says(
+    smollm2: Checkpoint, references: Sequence[Continuation], cpu_linear: str
+) -> None:
+    config = EngineConfig.of(model="smollm2-135m", max_model_len=128, device="cpu", cpu_linear=cpu_linear)
+    params = [SamplingParams(temperature=0, max_tokens=MAX_NEW_TOKENS)] * len(references)
+    answers = Subject(config, smollm2).run([reference.prompt_token_ids for reference in references], params)
+    assert_token_exact(references, answers)
+
+
 def test_standing_prompts_hold_every_shape_they_promise(smollm2_tokenizer: HubTokenizer) -> None:
     lengths = {
         prompt.name: len(smollm2_tokenizer.encode(prompt.content))

@@ -112,6 +112,18 @@ def test_every_architecture_equals_huggingface_in_any_chunks(
     assert_token_exact(references, subject.run([reference.prompt_token_ids for reference in references], params))
 
 
+@pytest.mark.parametrize("cpu_linear", ["plain", "prepacked"])
+def test_either_linear_layer_says_what_huggingface_says(
+    folder: Path, references: list[Continuation], cpu_linear: str
+) -> None:
+    config = EngineConfig.of(
+        model=str(folder), device="cpu", cpu_linear=cpu_linear, max_chunk_tokens=WINDOW + 1, max_num_seqs=4
+    )
+    params = [SamplingParams(temperature=0, max_tokens=MAX_NEW_TOKENS)] * len(references)
+    subject = Subject(config, open_checkpoint(str(folder)))
+    assert_token_exact(references, subject.run([reference.prompt_token_ids for reference in references], params))
+
+
 def test_some_reference_ends_by_an_eos_id_and_some_by_length(tmp_path: Path) -> None:
     case = next(case for case in CASES if case.name == "several-eos")
     folder = save_tiny_model(tmp_path, case.model_type, seed=case.seed, **case.config)

@@ -10,6 +10,7 @@ import pytest
 
 import weft
 from weft.config import (
+    CPU_LINEARS,
     DTYPE_ALIASES,
     DTYPES,
     LOAD_FORMATS,
@@ -56,6 +57,7 @@ def test_each_flat_name_reaches_the_one_part_that_has_it() -> None:
         "skip_tokenizer_init": True,
         "dtype": "bf16",
         "device": "cpu",
+        "cpu_linear": "plain",
         "seed": 3,
         "max_model_len": 100,
         "attention_backend": "contiguous",
@@ -85,7 +87,7 @@ def test_flat_defaults_are_the_parts_own() -> None:
         *[("model", value) for value in ("", None, 7)],
         *[("load_format", value) for value in ("pickle", None)],
         *[("dtype", value) for value in ("int8", "float64", ["fp32"])],
-        *[(name, value) for name in ("device", "attention_backend", "policy") for value in ("", None, 0)],
+        *[(name, value) for name in ("device", "cpu_linear", "attention_backend", "policy") for value in ("", None, 0)],
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(option: str, value: object) -> None:
@@ -109,7 +111,10 @@ def test_the_edges_of_a_range_are_inside(option: str, value: float) -> None:
     EngineConfig.of(**{"model": "m", option: value})
 
 
-@pytest.mark.parametrize(("option", "known"), [("dtype", (*DTYPES, *DTYPE_ALIASES)), ("load_format", LOAD_FORMATS)])
+@pytest.mark.parametrize(
+    ("option", "known"),
+    [("dtype", (*DTYPES, *DTYPE_ALIASES)), ("load_format", LOAD_FORMATS), ("cpu_linear", CPU_LINEARS)],
+)
 def test_an_unknown_choice_lists_the_known_ones(option: str, known: tuple[str, ...]) -> None:
     for choice in known:
         EngineConfig.of(**{"model": "m", option: choice})

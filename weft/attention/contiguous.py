@@ -4,7 +4,7 @@ The slab is `[2, L, B, H_kv, S_max, D]` (keys, then values). Simple, exact and w
 It reads the step's lengths back once a step, so it is for CPUs and comparisons, not for graphs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float
@@ -34,10 +34,11 @@ class RowStore:
             values[:, span.start : span.end] = value[span.first : span.last].transpose(0, 1)
 
     def read(
-        self, layer: int, request: int, start: int, end: int
-    ) -> tuple[Float[Tensor, "H_kv S D"], Float[Tensor, "H_kv S D"]]:
-        keys, values = self._slab[:, layer, self._rows[request], :, start:end].unbind(0)
-        return keys, values
+        self, layer: int, window: int | None
+    ) -> Iterator[tuple[Float[Tensor, "1 H_kv S D"], Float[Tensor, "1 H_kv S D"]]]:
+        for row, span in zip(self._rows, self._spans, strict=True):
+            keys, values = self._slab[:, layer, row : row + 1, :, span.oldest(window) : span.end].unbind(0)
+            yield keys, values
 
 
 class ContiguousCache:

@@ -4,14 +4,14 @@ The pool is `[2, L, N + 1, P, H_kv, D]`; the block after the last is scratch for
 paged kernel, and the CPU's way of serving. It reads the step's lengths back once a step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.attention.interface import AttentionSpec
-from weft.attention.ragged import RaggedAttend, spans_of
+from weft.attention.ragged import RaggedAttend, Span, spans_of
 from weft.batch import Batch, GroupTables
 from weft.config import BlockGeometry, CacheConfig, Limits
 
@@ -21,10 +21,12 @@ DEFAULT_BLOCK_SIZE = 16
 class BlockStore:
     """Token t of request b lies in block `block_tables[b, t // P]`, at `t % P`."""
 
-    def __init__(self, pool: Tensor, tables: GroupTables) -> None:
+    def __init__(self, pool: Tensor, tables: GroupTables, spans: Sequence[Span]) -> None:
         self._pool = pool
         self._block_size = pool.shape[3]
         self._tables = tables
+        self._spans = spans
+        self._reaches: dict[int | None, tuple[Int[Tensor, "blocks"], list[slice]]] = {}
 
     def write(self, layer: int, key: Float[Tensor, "T_total H_kv D"], value: Float[Tensor, "T_total H_kv D"]) -> None:
         keys, values = self._slots(layer)
@@ -33,14 +35,28 @@ class BlockStore:
         values[self._tables.slot_mapping] = value
 
     def read(
-        self, layer: int, request: int, start: int, end: int
-    ) -> tuple[Float[Tensor, "H_kv S D"], Float[Tensor, "H_kv S D"]]:
-        first = start // self._block_size
-        blocks = self._tables.block_tables[request, first : -(-end // self._block_size)]
-        inside = slice(start - first * self._block_size, end - first * self._block_size)
-        # Keys and values apart: a gather over both copies the whole layer first.
-        keys, values = (self._pool[part, layer][blocks].flatten(0, 1)[inside].transpose(0, 1) for part in (0, 1))
-        return keys, values
+        self, layer: int, window: int | None
+    ) -> Iterator[tuple[Float[Tensor, "1 H_kv S D"], Float[Tensor, "1 H_kv S D"]]]:
+        if window not in self._reaches:
+            self._reaches[window] = self._reach(window)
+        blocks, places = self._reaches[window]
+        # One gather for all requests, but keys and values apart: over both it would copy the whole layer first.
+        gathered = (self._pool[part, layer].index_select(0, blocks) for part in (0, 1))
+        keys, values = (tokens.flatten(0, 1).transpose(0, 1)[None] for tokens in gathered)
+        for place in places:
+            yield keys[:, :, place], values[:, :, place]
+
+    def _reach(self, window: int | None) -> tuple[Int[Tensor, "blocks"], list[slice]]:
+        """Built once a step: every block that a span reads, and where each span's tokens lie in their gather."""
+        tables, places, gathered = [], [], 0
+        for request, span in enumerate(self._spans):
+            oldest = span.oldest(window)
+            first, last = oldest // self._block_size, -(-span.end // self._block_size)
+            tables.append(self._tables.block_tables[request, first:last])
+            shift = gathered - first * self._block_size
+            places.append(slice(oldest + shift, span.end + shift))
+            gathered += (last - first) * self._block_size
+        return torch.cat(tables), places
 
     def _slots(self, layer: int) -> tuple[Float[Tensor, "slots H_kv D"], Float[Tensor, "slots H_kv D"]]:
         return self._pool[0, layer].flatten(0, 1), self._pool[1, layer].flatten(0, 1)
@@ -56,7 +72,8 @@ class PagedGatherCache:
         self._specs = tuple(specs)
 
     def prepare(self, batch: Batch) -> RaggedAttend:
-        return RaggedAttend(BlockStore(self.pool, batch.groups[0]), self._specs, spans_of(batch))
+        spans = spans_of(batch)
+        return RaggedAttend(BlockStore(self.pool, batch.groups[0], spans), self._specs, spans)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         sources, targets = (torch.tensor(side, device=self.pool.device) for side in zip(*pairs, strict=True))

@@ -1,6 +1,6 @@
 """Attention request by request, over keys and values that a backend's store writes and reads. Knows no layout."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -23,6 +23,10 @@ class Span:
     start: int
     end: int
 
+    def oldest(self, window: int | None) -> int:
+        """The first token that any query of the span sees: a decode step reads its window and no more."""
+        return 0 if window is None else max(0, self.start + 1 - window)
+
 
 @runtime_checkable
 class Store(Protocol):
@@ -33,9 +37,9 @@ class Store(Protocol):
         ...
 
     def read(
-        self, layer: int, request: int, start: int, end: int
-    ) -> tuple[Float[Tensor, "H_kv S D"], Float[Tensor, "H_kv S D"]]:
-        """Keys and values of tokens `start : end` of the batch's request."""
+        self, layer: int, window: int | None
+    ) -> Iterable[tuple[Float[Tensor, "1 H_kv S D"], Float[Tensor, "1 H_kv S D"]]]:
+        """For each span in turn, keys and values of tokens `oldest(window) : end`; all at once, if that is faster."""
         ...
 
 
@@ -58,14 +62,13 @@ class RaggedAttend:
         spec = self._specs[layer]
         query, key, value = heads(qkv, positions)
         self._store.write(layer, key, value)
-        attended = query.new_empty(query.shape[0], spec.num_query_heads * spec.head_dim)
-        for request, span in enumerate(self._spans):
-            # No query of the span sees further back: a decode step reads its window and no more.
-            oldest = 0 if spec.window is None else max(0, span.start + 1 - spec.window)
-            keys, values = self._store.read(layer, request, oldest, span.end)
-            mask = self._mask(span.last - span.first, span.end - oldest, spec.window, query.device)
-            attended[span.first : span.last] = attend(query[span.first : span.last], keys, values, spec, mask)
-        return attended
+        attended = torch.empty_like(query, memory_format=torch.contiguous_format)
+        query, result = query.transpose(0, 1)[None], attended.transpose(0, 1)[None]
+        for span, (keys, values) in zip(self._spans, self._store.read(layer, spec.window), strict=True):
+            mask = self._mask(span.last - span.first, keys.shape[2], spec.window, query.device)
+            new = slice(span.first, span.last)
+            result[:, :, new] = attend(query[:, :, new], keys, values, spec, mask)
+        return attended.flatten(1)
 
     def _mask(
         self, num_queries: int, num_keys: int, window: int | None, device: torch.device

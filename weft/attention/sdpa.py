@@ -27,12 +27,12 @@ def visible(num_queries: int, num_keys: int, window: int | None, device: torch.d
 
 
 def attend(
-    query: Float[Tensor, "T H_q D"],
-    keys: Float[Tensor, "H_kv S D"],
-    values: Float[Tensor, "H_kv S D"],
+    query: Float[Tensor, "1 H_q T D"],
+    keys: Float[Tensor, "1 H_kv S D"],
+    values: Float[Tensor, "1 H_kv S D"],
     spec: AttentionSpec,
     mask: Bool[Tensor, "T S"] | None,
-) -> Float[Tensor, "T H_q*D"]:
+) -> Float[Tensor, "1 H_q T D"]:
     """Attention of T queries over S keys, the last query at the last key.
 
     Without a mask torch groups the query heads itself; with one, keys and values are repeated, since HuggingFace
@@ -41,14 +41,13 @@ def attend(
     grouped = spec.num_query_heads != spec.num_kv_heads
     if grouped and mask is not None:
         repeats = spec.num_query_heads // spec.num_kv_heads
-        keys, values = keys.repeat_interleave(repeats, dim=0), values.repeat_interleave(repeats, dim=0)
-    attended = functional.scaled_dot_product_attention(
-        query.transpose(0, 1)[None],
-        keys[None],
-        values[None],
+        keys, values = keys.repeat_interleave(repeats, dim=1), values.repeat_interleave(repeats, dim=1)
+    return functional.scaled_dot_product_attention(
+        query,
+        keys,
+        values,
         attn_mask=None if mask is None else mask[None, None],
-        is_causal=mask is None and query.shape[0] > 1,
+        is_causal=mask is None and query.shape[2] > 1,
         scale=spec.scale,
         enable_gqa=grouped and mask is None,
     )
-    return attended[0].transpose(0, 1).flatten(1)

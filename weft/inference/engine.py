@@ -84,6 +84,7 @@ class Engine:
             device=self.placement.device,
             dummy_seed=config.model.seed if config.model.load_format == "dummy" else None,
             show_progress=show_progress,
+            prepacked=self.placement.prepacked,
         )
         cache = backend.allocate(specs, self.geometry, self.placement.dtype, self.placement.device)
         self._runner = ModelRunner(
@@ -104,6 +105,7 @@ class Engine:
         self.description = (
             f"{checkpoint.config.get('model_type')} on {self.placement.device} in "
             f"{str(self.placement.dtype).removeprefix('torch.')} ({self.placement.reason}); "
+            f"{'prepacked' if self.placement.prepacked else 'plain'} linear layers; "
             f"attention {backend.name}, cache {self.geometry.num_blocks * bytes_per_block / 2**20:.0f} MiB "
             f"({self.geometry.num_blocks} blocks of {self.geometry.block_size} tokens); "
             f"policy {config.scheduler.policy}; max_model_len {self.limits.max_model_len}"

@@ -1,8 +1,18 @@
-"""A matrix and its bias, packed where several projections read the same input. Data only: operations multiply."""
+"""A matrix and its bias, packed where several projections read the same input, and their plain product."""
+
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
+
+
+@runtime_checkable
+class Projection(Protocol):
+    """What operations multiply by: a `Linear`, or what stands in its place and keeps its matrix in another layout."""
+
+    def __call__(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]: ...
 
 
 class Linear(nn.Module):
@@ -22,9 +32,13 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(sum(parts), in_features, dtype=dtype, device=device))
         self.bias = nn.Parameter(torch.empty(sum(parts), dtype=dtype, device=device)) if bias else None
 
+    def forward(self, x: Float[Tensor, "rows in"]) -> Float[Tensor, "rows out"]:
+        """HuggingFace's own call, hence its bits at equal shapes."""
+        return functional.linear(x, self.weight, self.bias)
+
 
 class Embedding(nn.Module):
-    """One row a token."""
+    """One row a token. Data only: operations look up."""
 
     weight: Float[Tensor, "V E"]
 

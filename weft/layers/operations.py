@@ -1,8 +1,8 @@
 """The protocol that models are written in, and its plain backing, which is the reference and the CPU path.
 
 A method stands at the grain at which kernels can fuse, so that a model reads as its formula and a backing may still
-be fast. Arguments are modules (weight and bias; packed, quantised or adapted), not tensors. Operations know neither
-requests nor caches: attention reaches them as an `Attend`.
+be fast. Arguments are modules (weight and bias; packed, quantised or adapted), not tensors, and a projection multiplies
+itself. Operations know neither requests nor caches: attention reaches them as an `Attend`.
 """
 
 from typing import Protocol, TypeVar, runtime_checkable
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.layers.heads import HeadTransform
-from weft.layers.linear import Embedding, Linear
+from weft.layers.linear import Embedding, Projection
 from weft.layers.mlp import GatedMLP
 from weft.layers.norm import RMSNorm, rms_norm
 
@@ -38,7 +38,7 @@ class Operations(Protocol[Hidden]):
 
     def embed(self, embedding: Embedding, token_ids: Int[Tensor, "T_total"]) -> Hidden: ...
 
-    def norm_linear(self, hidden: Hidden, norm: RMSNorm, linear: Linear) -> Float[Tensor, "T_total out"]: ...
+    def norm_linear(self, hidden: Hidden, norm: RMSNorm, linear: Projection) -> Float[Tensor, "T_total out"]: ...
 
     def attend(
         self,
@@ -48,17 +48,17 @@ class Operations(Protocol[Hidden]):
         heads: HeadTransform,
     ) -> Float[Tensor, "T_total attended"]: ...
 
-    def linear_add(self, x: Float[Tensor, "T_total in"], linear: Linear, hidden: Hidden) -> Hidden: ...
+    def linear_add(self, x: Float[Tensor, "T_total in"], linear: Projection, hidden: Hidden) -> Hidden: ...
 
     def norm_mlp_add(self, hidden: Hidden, norm: RMSNorm, mlp: GatedMLP) -> Hidden: ...
 
     def logits(
-        self, hidden: Hidden, rows: Int[Tensor, "R"], norm: RMSNorm, head: Linear | Embedding
+        self, hidden: Hidden, rows: Int[Tensor, "R"], norm: RMSNorm, head: Projection
     ) -> Float[Tensor, "R V"]: ...
 
 
 class PlainOperations:
-    """Plain torch in HuggingFace's order of casts: equal to it bit for bit where the shapes of the products agree.
+    """Plain torch in HuggingFace's order of casts: with plain `Linear`s equal to it bit for bit at equal shapes.
 
     Rounding points: after each norm, each product and its bias, silu, gate * up, and each residual sum.
     """
@@ -70,9 +70,9 @@ class PlainOperations:
         return functional.embedding(token_ids, embedding.weight)
 
     def norm_linear(
-        self, hidden: Float[Tensor, "T_total E"], norm: RMSNorm, linear: Linear
+        self, hidden: Float[Tensor, "T_total E"], norm: RMSNorm, linear: Projection
     ) -> Float[Tensor, "T_total out"]:
-        return functional.linear(rms_norm(hidden, norm), linear.weight, linear.bias)
+        return linear(rms_norm(hidden, norm))
 
     def attend(
         self,
@@ -84,9 +84,9 @@ class PlainOperations:
         return self._attend(layer, qkv, positions, heads)
 
     def linear_add(
-        self, x: Float[Tensor, "T_total in"], linear: Linear, hidden: Float[Tensor, "T_total E"]
+        self, x: Float[Tensor, "T_total in"], linear: Projection, hidden: Float[Tensor, "T_total E"]
     ) -> Float[Tensor, "T_total E"]:
-        return hidden + functional.linear(x, linear.weight, linear.bias)
+        return hidden + linear(x)
 
     def norm_mlp_add(
         self, hidden: Float[Tensor, "T_total E"], norm: RMSNorm, mlp: GatedMLP
@@ -100,8 +100,7 @@ class PlainOperations:
         hidden: Float[Tensor, "T_total E"],
         rows: Int[Tensor, "R"],
         norm: RMSNorm,
-        head: Linear | Embedding,
+        head: Projection,
     ) -> Float[Tensor, "R V"]:
         """Float32 logits of the selected rows, the product itself in the model's dtype as in HuggingFace."""
-        bias = head.bias if isinstance(head, Linear) else None
-        return functional.linear(rms_norm(hidden[rows], norm), head.weight, bias).float()
+        return head(rms_norm(hidden[rows], norm)).float()

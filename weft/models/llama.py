@@ -119,11 +119,11 @@ class Llama(nn.Module):
             for _ in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
-        self.head: Linear | Embedding = (
-            self.embedding
-            if config.tie_word_embeddings
-            else Linear(config.hidden_size, (config.vocab_size,), dtype=dtype, device=device)
-        )
+        tied = config.tie_word_embeddings
+        own = torch.device("meta") if tied else device  # a tied head takes no memory of its own
+        self.head = Linear(config.hidden_size, (config.vocab_size,), dtype=dtype, device=own)
+        if tied:
+            self.head.weight = self.embedding.weight
 
     def head_transform(self, rotary: RotaryTable, dtype: torch.dtype, device: torch.device) -> HeadTransform:
         """Rotation only; a family with per-head norms adds them here."""
@@ -176,7 +176,7 @@ class Llama(nn.Module):
             if layer.heads.key_norm is not None:
                 slots.add(layer.heads.key_norm, f"{attention}.k_norm")
         slots.add(self.norm, "model.norm")
-        if self.head is self.embedding:
+        if self.config.tie_word_embeddings:
             slots.add_copy("lm_head.weight", of="model.embed_tokens.weight")
         else:
             slots.add(self.head, "lm_head")

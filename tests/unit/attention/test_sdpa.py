@@ -30,20 +30,20 @@ def by_definition(num_queries: int, num_keys: int, window: int | None) -> Tensor
 
 def naive(query: Tensor, keys: Tensor, values: Tensor, attention: AttentionSpec) -> Tensor:
     """Softmax attention in float64, a head at a time."""
-    query, keys, values = query.double(), keys.double(), values.double()
-    seen = by_definition(query.shape[0], keys.shape[1], attention.window)
+    query, keys, values = query[0].double(), keys[0].double(), values[0].double()
+    seen = by_definition(query.shape[1], keys.shape[1], attention.window)
     group = attention.num_query_heads // attention.num_kv_heads
     heads = []
     for head in range(attention.num_query_heads):
-        scores = query[:, head] @ keys[head // group].T * attention.scale
+        scores = query[head] @ keys[head // group].T * attention.scale
         heads.append(scores.masked_fill(~seen, float("-inf")).softmax(-1) @ values[head // group])
-    return torch.cat(heads, dim=-1)
+    return torch.stack(heads)[None]
 
 
 def random_inputs(num_queries: int, num_keys: int, attention: AttentionSpec) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    query = torch.randn(num_queries, attention.num_query_heads, HEAD_DIM, generator=generator)
-    keys, values = torch.randn(2, attention.num_kv_heads, num_keys, HEAD_DIM, generator=generator)
+    query = torch.randn(1, attention.num_query_heads, num_queries, HEAD_DIM, generator=generator)
+    keys, values = torch.randn(2, 1, attention.num_kv_heads, num_keys, HEAD_DIM, generator=generator)
     return query, keys, values
 
 
@@ -94,7 +94,7 @@ def test_what_a_query_cannot_see_cannot_reach_it(window: int | None) -> None:
     mask = visible(3, 8, window, CPU)
     before = attend(query, keys, values, attention, mask)
     unseen = ~by_definition(3, 8, window)[0]  # by the first query, at position 5
-    keys[:, unseen], values[:, unseen] = 1e3, -1e3
+    keys[:, :, unseen], values[:, :, unseen] = 1e3, -1e3
     after = attend(query, keys, values, attention, mask)
-    torch.testing.assert_close(after[0], before[0])
-    assert not torch.allclose(after[2], before[2])
+    torch.testing.assert_close(after[:, :, 0], before[:, :, 0])
+    assert not torch.allclose(after[:, :, 2], before[:, :, 2])

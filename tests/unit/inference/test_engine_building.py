@@ -2,13 +2,19 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from weft.config import ModelConfig
 from weft.errors import ConfigError
 from weft.inference.engine import Engine
+from weft.inference.placement import place
+from weft.layers.linear import Linear
+from weft.layers.prepacked import PrepackedLinear
 
 Build = Callable[..., Engine]
 
@@ -31,6 +37,11 @@ Build = Callable[..., Engine]
         ({"attention_backend": "contigous"}, "unknown attention_backend='contigous'", "did you mean 'contiguous'?"),
         ({"device": "tpu"}, "unknown device='tpu'", "cpu"),
         ({"device": "meta"}, "device='meta' is not supported", "cpu"),
+        (
+            {"cpu_linear": "prepacked", "dtype": "float16"},
+            "cpu_linear='prepacked' cannot be: only float32 and bfloat16 are packed, not float16",
+            "'plain' runs anywhere",
+        ),
         ({"device": "cuda:99"}, r"device='cuda:99' but torch sees \d+ CUDA devices", "cpu"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
@@ -65,6 +76,43 @@ def test_what_was_chosen_is_said_once(build: Build, caplog: pytest.LogCaptureFix
         engine = build()
     assert caplog.messages == [engine.description]
     said = (
-        r"llama on cpu in float32 \(.*\); attention paged_gather, cache \d+ MiB \(64 blocks of 16 tokens\); policy fcfs"
+        r"llama on cpu in float32 \(.*\); prepacked linear layers; "
+        r"attention paged_gather, cache \d+ MiB \(64 blocks of 16 tokens\); policy fcfs"
     )
     assert re.match(said, engine.description)
+
+
+@pytest.mark.parametrize(
+    ("options", "prepacked"),
+    [
+        ({}, True),
+        ({"cpu_linear": "prepacked"}, True),
+        ({"cpu_linear": "plain"}, False),
+        ({"dtype": "float16"}, False),
+    ],
+    ids=str,
+)
+def test_linear_layers_are_packed_unless_plain_ones_are_asked_for_or_needed(
+    options: dict[str, Any], prepacked: bool, build: Build
+) -> None:
+    engine = build(**options)
+    assert engine.placement.prepacked is prepacked
+    assert any(isinstance(module, PrepackedLinear) for module in engine.model.modules()) is prepacked
+    assert any(isinstance(module, Linear) for module in engine.model.modules()) is not prepacked
+    assert ("prepacked linear layers" if prepacked else "plain linear layers") in engine.description
+
+
+def test_without_onednn_auto_is_plain_and_prepacked_an_error(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not build().placement.prepacked
+    with pytest.raises(ConfigError, match="cpu_linear='prepacked' cannot be: this build of torch has no oneDNN"):
+        build(cpu_linear="prepacked")
+
+
+def test_prepacked_on_a_gpu_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    config = ModelConfig(model=str(tmp_path), device="cuda", cpu_linear="prepacked")
+    with pytest.raises(ConfigError, match="oneDNN packs for CPUs and the model is on cuda"):
+        place(config, None)
+    assert not place(replace(config, cpu_linear="auto"), None).prepacked

@@ -7,6 +7,7 @@ from torch import nn
 from tqdm import tqdm
 
 from weft.attention.interface import AttentionSpec
+from weft.layers.prepacked import prepack
 from weft.layers.weights import poison
 from weft.models import find_family
 from weft.models.checkpoint.interface import Checkpoint
@@ -36,18 +37,26 @@ def load_model(
     device: torch.device,
     dummy_seed: int | None = None,
     show_progress: bool = False,
+    prepacked: bool = False,
 ) -> Model:
     """A model with the checkpoint's weights, for sequences of at most `max_positions` tokens.
 
     dummy_seed: fill with small random weights of this seed instead, for measuring speed.
+    prepacked: its linear layers become oneDNN's, for inference only.
     Raises: what `read_config` and `WeightSlots.fill` raise; nothing half-loaded is returned.
     """
     family = find_family(checkpoint.config.get("model_type"))
     module = family.build(read_config(checkpoint), max_positions, dtype, device)
-    model = cast("Model", module)
     if dummy_seed is not None:
         _randomise(module, dummy_seed)
-        return model
+    else:
+        _fill(module, checkpoint, show_progress)
+    if prepacked:
+        prepack(module)
+    return cast("Model", module)
+
+
+def _fill(module: nn.Module, checkpoint: Checkpoint, show_progress: bool) -> None:
     poison(module)
     tensors = tqdm(
         checkpoint.tensors(),
@@ -58,8 +67,7 @@ def load_model(
         leave=False,
     )
     # An iterator: a type checker at run time may look into an iterable, and what it takes out of this one is lost.
-    model.weight_slots().fill(iter(tensors), ignored=_IGNORED)
-    return model
+    cast("Model", module).weight_slots().fill(iter(tensors), ignored=_IGNORED)
 
 
 def _randomise(module: nn.Module, seed: int) -> None:
