@@ -1,4 +1,4 @@
-"""Every kernel builds for every GPU it is meant for, and keeps its values in registers. Needs no GPU."""
+"""Every kernel builds and fits on every GPU it is meant for, and spills nothing on Hopper. Needs no GPU."""
 
 import importlib
 import json
@@ -17,8 +17,13 @@ from weft.kernels.specialisation import CAPABILITIES
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 
 ROOT = Path(weft.kernels.__file__).parents[2]
-INFRASTRUCTURE = {"_jit", "paged", "pieces", "specialisation"}
-KERNELS = [name for _, name, _ in pkgutil.iter_modules(weft.kernels.__path__) if name not in INFRASTRUCTURE]
+INFRASTRUCTURE = {"paged", "pieces", "specialisation"}
+# A module that starts with an underscore is a part of another.
+KERNELS = [
+    name
+    for _, name, _ in pkgutil.iter_modules(weft.kernels.__path__)
+    if not name.startswith("_") and name not in INFRASTRUCTURE
+]
 
 # A form takes one to six seconds of one core to compile; the compiler's cache makes a second run a matter of import.
 TIMEOUT_S = 600
@@ -46,7 +51,7 @@ def test_every_kernel_module_names_the_forms_it_launches(name: str) -> None:
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("name", KERNELS)
-def test_every_form_builds_fits_and_spills_nothing(name: str, capability: int) -> None:
+def test_every_form_builds_and_fits_and_spills_nothing_on_hopper(name: str, capability: int) -> None:
     rows = compiled(f"weft.kernels.{name}", capability)
     assert rows, f"nothing of {name} is meant for sm_{capability}"
     faults = [f"{row['name']} on sm_{capability}: {fault}" for row in rows for fault in row["faults"]]
