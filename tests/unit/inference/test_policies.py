@@ -133,6 +133,18 @@ def test_prefill_first_computes_at_most_so_many_prompts_a_step(most: int) -> Non
     assert sizes == [most] * (8 // most) + ([8 % most] if 8 % most else [])
 
 
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_prefill_first_counts_the_prompts_that_are_not_yet_read_to_their_end(most: int) -> None:
+    desk = Desk(
+        "prefill_first", max_num_seqs=8, max_num_batched_tokens=64, max_chunk_tokens=4, max_prefills_per_round=most
+    )
+    for index in range(8):
+        desk.add(str(index), 11, 3)
+    while desk.scheduler.num_waiting:
+        desk.step()
+        assert sum(not request.is_decoding for request in desk.scheduler.running) <= most
+
+
 def test_priority_a_smaller_number_goes_first_whenever_it_came() -> None:
     desk = Desk("priority", max_num_seqs=1)
     for name, priority in {"low": 5, "mid": 0, "high": -5, "same": 0}.items():
@@ -151,14 +163,16 @@ def test_priority_two_less_overtakes_for_twice_the_ageing_and_no_longer(later_s:
     assert desk.run()[1:] == order
 
 
-def test_priority_in_a_dry_pool_the_least_urgent_gives_way_though_it_came_first() -> None:
+@pytest.mark.parametrize("came_first", ["high", "low"])
+def test_priority_in_a_dry_pool_the_least_urgent_gives_way_whenever_it_came(came_first: str) -> None:
     desk = Desk("priority", max_num_seqs=2, num_blocks=4, block_size=2)
-    desk.add("low", 2, 4, priority=1)
-    desk.add("high", 2, 6, priority=0)
     preempted: list[str] = []
+    for name, priority in {"high": 0, "low": 1}.items() if came_first == "high" else {"low": 1, "high": 0}.items():
+        desk.add(name, 2, 6, priority=priority)
+        preempted += desk.step().preempted_ids
     while desk.scheduler.has_requests:
         preempted += desk.step().preempted_ids
-    assert preempted == ["low"]
+    assert set(preempted) == {"low"}
 
 
 def test_shortest_first_of_requests_that_came_together() -> None:
