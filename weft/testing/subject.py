@@ -12,6 +12,7 @@ from weft.batch import Batch, SamplingRows
 from weft.config import EngineConfig
 from weft.inference.engine import Engine
 from weft.inference.plan import StepPlan
+from weft.inference.request import FinishReason
 from weft.inference.sampler import Sampler
 from weft.inference.sampling_params import SamplingParams
 from weft.models.checkpoint.interface import Checkpoint

@@ -39,7 +39,7 @@ class ToyExecutor:
 
     def execute(self, plan: StepPlan) -> list[list[int]]:
         """The tokens that the step samples, as `StepHandle.tokens` gives them."""
-        changed = {change.row for change in (*plan.admissions, *plan.new_blocks[0])}
+        changed = {admission.row for admission in plan.admissions} | {grown.row for grown in plan.new_blocks[0]}
         assert changed <= set(plan.rows), "the plan changes a row that it does not run"
         for admission in plan.admissions:
             self._tokens[admission.row] = list(admission.token_ids)
