@@ -32,7 +32,7 @@ from weft.kernels.paged import (
     check_scoring,
     padded_head_dim,
 )
-from weft.kernels.pieces import cut, rotated, scored, slots_of, softmax_step
+from weft.kernels.pieces import blocks_of, cut, rotated, scored, slots_of, softmax_step
 from weft.kernels.specialisation import Specialisation
 
 BLOCK_M = 16  # the least a matrix instruction takes
@@ -66,16 +66,23 @@ CANDIDATES: dict[tuple[int, int], tuple[Tile, ...]] = {
         Tile(block_n=32, num_warps=2, num_stages=4),
         Tile(block_n=64, num_warps=8, num_stages=3),
     ),
-    (2, 256): (Tile(block_n=32, num_warps=4, num_stages=3), Tile(block_n=64, num_warps=8, num_stages=2)),
-    (4, 64): (Tile(block_n=32, num_warps=4, num_stages=2),),
+    (2, 256): (Tile(block_n=32, num_warps=4, num_stages=3), Tile(block_n=32, num_warps=8, num_stages=3)),
+    (4, 64): (Tile(block_n=16, num_warps=4, num_stages=2),),
     (4, 128): (Tile(block_n=16, num_warps=4, num_stages=2),),
     (4, 256): (Tile(block_n=16, num_warps=8, num_stages=2),),
 }
 
 
-def candidates(dtype: torch.dtype, head_dim: int) -> tuple[Tile, ...]:
-    """Tiles that fit this dtype and head, the default first."""
-    return CANDIDATES[dtype.itemsize, max(64, padded_head_dim(head_dim))]
+# Where a tile spans several blocks, each key has its own lookup, and registers are what is short.
+_SPANNING = {(2, 128): Tile(block_n=32, num_warps=4, num_stages=4)}
+
+
+def candidates(dtype: torch.dtype, head_dim: int, block_size: int = 64) -> tuple[Tile, ...]:
+    """Tiles that fit this dtype, head and block, the default first."""
+    shape = dtype.itemsize, max(64, padded_head_dim(head_dim))
+    found = CANDIDATES[shape]
+    first = _SPANNING.get(shape)
+    return found if first is None or block_size % found[0].block_n == 0 else (first, *found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,12 +215,12 @@ def _kernel(
                 total = tl.full([BLOCK_M], 1.0, tl.float32)
                 attended += value.to(tl.float32)
         begin = low // BLOCK_N * BLOCK_N
-        ahead = slots_of(table, begin, low, high, P, BLOCK_N)
+        ahead = blocks_of(table, begin, low, high, P, BLOCK_N)
         for start in range(begin, high, BLOCK_N):
             keys = start + tl.arange(0, BLOCK_N)
             valid = (keys >= low) & (keys < high)
-            place = ahead[:, None] * stride + (kv_head * D + column[None, :])
-            ahead = slots_of(table, start + BLOCK_N, low, high, P, BLOCK_N)
+            place = slots_of(ahead, start, P, BLOCK_N)[:, None] * stride + (kv_head * D + column[None, :])
+            ahead = blocks_of(table, start + BLOCK_N, low, high, P, BLOCK_N)
             mask = valid[:, None] & inside[None, :]
             key = tl.load(pool_keys + place, mask=mask, other=0.0)
             products = tl.dot(query, tl.trans(key), input_precision=PRECISION)
@@ -261,7 +268,7 @@ def paged_decode(
         check_indices("positions", new.positions, len(rows))
         check_indices("slots", new.slots, len(rows))
         check_rotation(new.rotation, paged.pool)
-    tile = tile or candidates(rows.dtype, head_dim)[0]
+    tile = tile or candidates(rows.dtype, head_dim, block_size)[0]
     if split % tile.block_n:
         raise KernelError(f"split={split} is no multiple of the tile's {tile.block_n} keys")
     if out is None:
@@ -381,7 +388,7 @@ SPECIALISATIONS = (
     *(_specialisation("bf16", 64, tile) for tile in CANDIDATES[2, 64]),
     *(_specialisation("bf16", 128, tile) for tile in CANDIDATES[2, 128]),
     *(_specialisation("bf16", 256, tile) for tile in CANDIDATES[2, 256]),
-    _specialisation("bf16", 128, CANDIDATES[2, 128][0], block_size=16),
+    _specialisation("bf16", 128, _SPANNING[2, 128], block_size=16),
     _specialisation("bf16", 128, CANDIDATES[2, 128][0], masked=True),
     _specialisation("bf16", 80, CANDIDATES[2, 128][0]),
     _specialisation("fp16", 128, CANDIDATES[2, 128][0], new=False),

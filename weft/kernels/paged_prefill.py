@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.errors import KernelError
 from weft.kernels._jit import capability, cdiv, jit, tl
 from weft.kernels.paged import PagedKeys, Scoring, check_keys, check_rows, check_scoring, padded_head_dim
-from weft.kernels.pieces import scored, slots_of, softmax_step
+from weft.kernels.pieces import blocks_of, scored, slots_of, softmax_step
 from weft.kernels.specialisation import CAPABILITIES, Specialisation
 
 
@@ -125,15 +125,15 @@ def _tiles(
 ):
     """Take the tiles of keys `begin : end` in. Unless MASKED every row sees every key of them."""
     column = tl.arange(0, BLOCK_D)[None, :]
-    ahead = slots_of(table, begin, oldest, length, P, BLOCK_N)
+    ahead = blocks_of(table, begin, oldest, length, P, BLOCK_N)
     for start in range(begin, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         if MASKED:
             valid = (keys < length) & (keys >= oldest)
         else:
             valid = keys >= 0
-        place = ahead[:, None] * STRIDE + column
-        ahead = slots_of(table, start + BLOCK_N, oldest, length, P, BLOCK_N)
+        place = slots_of(ahead, start, P, BLOCK_N)[:, None] * STRIDE + column
+        ahead = blocks_of(table, start + BLOCK_N, oldest, length, P, BLOCK_N)
         mask = (column < D) & valid[:, None]
         key = tl.load(pool_keys + place, mask=mask, other=0.0)
         scores = scored(tl.dot(query, tl.trans(key), input_precision=PRECISION), scale, soft_cap, SOFT_CAP)

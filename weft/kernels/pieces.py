@@ -41,19 +41,27 @@ def softmax_step(scores, maximum, total):
 
 
 @jit
-def slots_of(table, start, low, high, P: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Slots, in int64, of a tile of keys that begins at `start`, a multiple of BLOCK_N; of `low : high` among them.
+def blocks_of(table, start, low, high, P: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Blocks of a tile of keys that begins at `start`, a multiple of BLOCK_N; of `low : high` among them.
 
     One lookup where a tile lies in one block, one a key otherwise; columns of other keys are not read. Called a tile
     ahead of its use: a load that depends on another load of its own iteration leaves the compiler nothing to overlap.
     """
-    keys = start + tl.arange(0, BLOCK_N)
     if P % BLOCK_N == 0:
-        block = tl.load(table + start // P, mask=start < high, other=0).to(tl.int64)
-        slots = block * P + (start % P + tl.arange(0, BLOCK_N))
+        blocks = tl.load(table + start // P, mask=start < high, other=0)
     else:
-        blocks = tl.load(table + keys // P, mask=(keys >= low) & (keys < high), other=0).to(tl.int64)
-        slots = blocks * P + keys % P
+        keys = start + tl.arange(0, BLOCK_N)
+        blocks = tl.load(table + keys // P, mask=(keys >= low) & (keys < high), other=0)
+    return blocks.to(tl.int32)  # kept through an iteration, in half the registers
+
+
+@jit
+def slots_of(blocks, start, P: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Slots of the tile whose blocks `blocks_of` found, in int64: a pool may have more than 2^31 elements."""
+    if P % BLOCK_N == 0:
+        slots = blocks.to(tl.int64) * P + (start % P + tl.arange(0, BLOCK_N))
+    else:
+        slots = blocks.to(tl.int64) * P + (start + tl.arange(0, BLOCK_N)) % P
     return slots
 
 

@@ -1,0 +1,75 @@
+import pytest
+import torch
+
+from tests.kernels.paged_step import assert_as_accurate
+from weft.errors import KernelError
+from weft.kernels.add_norm import add_norm
+from weft.kernels.few_rows_gemm import few_rows_gemm, reference
+
+DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("count", "inner", "outer", "splits"),
+    [(1, 64, 8, None), (5, 200, 70, None), (17, 328, 130, 3), (70, 64, 34, 1), (3, 1032, 20, 8), (0, 16, 4, None)],
+)
+def test_products_and_sums_of_planes_are_as_accurate_as_torchs(
+    count: int, inner: int, outer: int, splits: int | None, dtype: torch.dtype, device: torch.device
+) -> None:
+    x, weight = torch.randn(count, inner).to(dtype), (torch.randn(outer, inner) * inner**-0.5).to(dtype)
+    exact = reference(x.double(), weight.double())
+    found = few_rows_gemm(x.to(device), weight.to(device), splits=splits).cpu()
+    assert found.shape == ((count, outer) if splits is None else (splits, count, outer))
+    if count == 0:
+        return
+    if splits is not None:
+        assert found.dtype == torch.float32
+        found = found.sum(0).to(dtype)
+    assert_as_accurate(found, reference(x, weight), exact)
+    if splits is None:
+        gated = few_rows_gemm(x.to(device), weight.to(device), swiglu=True).cpu()
+        assert_as_accurate(
+            gated, reference(x, weight, swiglu=True), reference(x.double(), weight.double(), swiglu=True)
+        )
+
+
+def test_planes_go_into_the_next_norm(device: torch.device) -> None:
+    x, weight, residual = torch.randn(4, 512), torch.randn(40, 512) * 0.05, torch.randn(4, 40)
+    planes = few_rows_gemm(x.to(device), weight.to(device), splits=4)
+    total, _ = add_norm(planes, residual.to(device), torch.ones(40, device=device), 1e-5)
+    torch.testing.assert_close(total.cpu(), residual + x @ weight.T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("splits", [None, 2])
+def test_batch_mates_never_change_a_bit(splits: int | None, device: torch.device) -> None:
+    x, weight = torch.randn(40, 136, device=device).half(), torch.randn(24, 136, device=device).half()
+    whole = few_rows_gemm(x, weight, splits=splits)
+    for rows in (slice(0, 1), slice(3, 20), slice(39, 40)):
+        assert torch.equal(few_rows_gemm(x[rows].contiguous(), weight, splits=splits), whole[..., rows, :])
+
+
+def test_a_plane_left_out_and_halves_swapped_would_show(device: torch.device) -> None:
+    x, weight = torch.randn(4, 256), torch.randn(32, 256) * 0.06
+    planes = few_rows_gemm(x.to(device), weight.to(device), splits=2).cpu()
+    with pytest.raises(AssertionError):
+        assert_as_accurate(planes[0], reference(x, weight), reference(x.double(), weight.double()))
+    swapped = few_rows_gemm(x.to(device), weight.roll(16, dims=0).to(device), swiglu=True).cpu()
+    with pytest.raises(AssertionError):
+        assert_as_accurate(
+            swapped, reference(x, weight, swiglu=True), reference(x.double(), weight.double(), swiglu=True)
+        )
+
+
+def test_bad_input_is_refused_by_name(device: torch.device) -> None:
+    x, weight = torch.zeros(2, 16, device=device), torch.zeros(5, 16, device=device)
+    for message, attempt in {
+        "weight \\(5, 12\\)": lambda: few_rows_gemm(x, weight[:, :12]),
+        "weight torch.float16": lambda: few_rows_gemm(x, weight.half()),
+        "K=15": lambda: few_rows_gemm(x[:, :15].contiguous(), weight[:, :15].contiguous()),
+        "contiguous": lambda: few_rows_gemm(x, torch.zeros(16, 5, device=device).T),
+        "SwiGLU of 5 rows": lambda: few_rows_gemm(x, weight, swiglu=True),
+        "splits=9": lambda: few_rows_gemm(x, weight, splits=9),
+    }.items():
+        with pytest.raises(KernelError, match=message):
+            attempt()

@@ -1,0 +1,83 @@
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.paged_step import assert_as_accurate
+from weft.errors import KernelError
+from weft.kernels.gemv import Norm, gemv, reference
+
+DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
+
+
+def arguments(count: int, inner: int, outer: int, dtype: torch.dtype, **wanted: bool) -> dict[str, Any]:
+    """Random inputs, x and residual sliced from something wider."""
+    width = outer // 2 if wanted.get("swiglu") else outer
+    made: dict[str, Any] = {
+        "x": torch.randn(count, inner + 9).to(dtype)[:, 5:-4],
+        "weight": (torch.randn(outer, inner) * inner**-0.5).to(dtype),
+    }
+    if wanted.get("norm"):
+        made["norm"] = Norm(weight=(torch.rand(inner) + 0.5).to(dtype), epsilon=1e-3)
+    if wanted.get("bias"):
+        made["bias"] = torch.randn(outer).to(dtype)
+    if wanted.get("residual"):
+        made["residual"] = torch.randn(count, width + 3).to(dtype)[:, 3:]
+    return made | {"swiglu": wanted.get("swiglu", False)}
+
+
+def moved(made: dict[str, Any], change: Any) -> dict[str, Any]:
+    """Every tensor of the arguments, changed."""
+    found = {name: change(value) if isinstance(value, torch.Tensor) else value for name, value in made.items()}
+    if "norm" in made:
+        found["norm"] = Norm(weight=change(made["norm"].weight), epsilon=made["norm"].epsilon)
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "wanted", [(), ("norm",), ("bias", "residual"), ("swiglu", "bias"), ("norm", "swiglu")], ids=str
+)
+@pytest.mark.parametrize(("count", "inner", "outer"), [(1, 576, 50), (3, 1000, 38), (8, 40, 64), (2, 2100, 6)])
+def test_products_are_as_accurate_as_torchs(
+    count: int, inner: int, outer: int, wanted: tuple[str, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    made = arguments(count, inner, outer, dtype, **dict.fromkeys(wanted, True))
+    found = gemv(**moved(made, lambda tensor: tensor.to(device))).cpu()
+    assert_as_accurate(found, reference(**made), reference(**moved(made, torch.Tensor.double)))
+
+
+def test_a_row_gets_the_same_bits_whatever_lies_in_the_rows_beside_it(device: torch.device) -> None:
+    made = moved(arguments(3, 300, 20, torch.float32, norm=True), lambda tensor: tensor.to(device))
+    other = made | {"x": torch.cat([made["x"][:1], torch.randn(2, 300, device=device)])}
+    assert torch.equal(gemv(**made)[0], gemv(**other)[0])
+
+
+@pytest.mark.parametrize("fault", ["norm", "bias", "residual", "halves"])
+def test_what_is_forgotten_would_show(fault: str, device: torch.device) -> None:
+    made = arguments(2, 64, 24, torch.float32, norm=True, bias=True, residual=True, swiglu=True)
+    wrong = {name: value for name, value in made.items() if name != fault}
+    if fault == "halves":
+        wrong["weight"] = made["weight"].roll(12, dims=0)
+    found = gemv(**moved(wrong, lambda tensor: tensor.to(device))).cpu()
+    with pytest.raises(AssertionError):
+        assert_as_accurate(found, reference(**made), reference(**moved(made, torch.Tensor.double)))
+
+
+def test_nothing_times_a_matrix_is_nothing(device: torch.device) -> None:
+    assert gemv(torch.zeros(0, 8, device=device), torch.zeros(4, 8, device=device)).shape == (0, 4)
+
+
+def test_bad_input_is_refused_by_name(device: torch.device) -> None:
+    x, weight = torch.zeros(2, 8, device=device), torch.zeros(5, 8, device=device)
+    for message, attempt in {
+        "9 rows": lambda: gemv(torch.zeros(9, 8, device=device), weight),
+        r"weight \(5, 7\)": lambda: gemv(x, weight[:, :7]),
+        "weight is torch.float16": lambda: gemv(x, weight.half()),
+        "no two halves": lambda: gemv(x, weight, swiglu=True),
+        r"bias is torch.float32 \(4,\)": lambda: gemv(x, weight, bias=weight[0, :4]),
+        "norm.weight is": lambda: gemv(x, weight, norm=Norm(weight=weight[0, :4], epsilon=0.0)),
+        "residual is": lambda: gemv(x, weight, residual=x),
+    }.items():
+        with pytest.raises(KernelError, match=message):
+            attempt()

@@ -1,0 +1,199 @@
+"""A few dozen rows times a matrix, for decode steps of a batch: weights as the wide side of the matrix instruction.
+
+Rows of weights fill the instruction's 64 rows and the batch its columns; tiles come through tensor descriptors, which
+Hopper's copy engine fetches. Where a matrix has too few rows to keep the chip busy, its inside is split into parts,
+whose float32 planes `add_norm` sums in their order: no atomics, and a number of parts that follows from the matrix
+alone. So the bits of a row depend neither on chance nor on the batch, as the columns of a tile do not on each other.
+Accumulated in float32 and rounded once; SwiGLU is taken of unrounded products, where the plain order rounds them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from weft.errors import KernelError
+from weft.kernels._jit import TensorDescriptor, capability, cdiv, jit, next_power_of_2, runs_on, tl
+from weft.kernels.silu_multiply import silu
+from weft.kernels.specialisation import Specialisation
+
+MOST_SPLITS = 8
+_PROGRAMS = 256  # about two for each multiprocessor
+_LEAST_INNER = 512  # columns of a part, below which starting it costs more than it reads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """Rows of weights, columns of the inside that one iteration takes, and how the compiler overlaps them."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+# By bytes of an element, the first being the default; a device script times the rest.
+CANDIDATES: dict[int, tuple[Tile, ...]] = {
+    2: (
+        Tile(block_n=64, block_k=128, num_warps=4, num_stages=4),
+        Tile(block_n=64, block_k=64, num_warps=4, num_stages=6),
+        Tile(block_n=128, block_k=64, num_warps=4, num_stages=4),
+        Tile(block_n=64, block_k=256, num_warps=4, num_stages=2),
+    ),
+    4: (Tile(block_n=16, block_k=32, num_warps=4, num_stages=2),),
+}
+
+
+# For GPUs without the copy engine, whose compiler turns descriptors into pointers, and 99 KiB of shared memory.
+MODEST = Tile(block_n=64, block_k=64, num_warps=4, num_stages=3)
+
+
+def splits_of(outer: int, inner: int) -> int:
+    """Parts into which the inside of a matrix `[outer, inner]` is best cut: a power of two, whatever the batch.
+
+    >>> splits_of(4096, 4096), splits_of(2048, 8192), splits_of(28672, 4096)
+    (4, 8, 1)
+    """
+    wanted = max(1, _PROGRAMS // cdiv(outer, 64))
+    wanted = 1 << (wanted.bit_length() - 1)
+    return max(1, min(wanted, MOST_SPLITS, 1 << max(0, (inner // _LEAST_INNER).bit_length() - 1)))
+
+
+def reference(x: Float[Tensor, "T K"], weight: Float[Tensor, "N K"], *, swiglu: bool = False) -> Float[Tensor, "T out"]:
+    """The same in plain torch, in HuggingFace's order of casts; planes sum to it."""
+    product = functional.linear(x, weight)
+    if not swiglu:
+        return product
+    gate, up = product.chunk(2, dim=-1)
+    return functional.silu(gate.contiguous()) * up
+
+
+@jit
+def _kernel(
+    x,
+    weight,
+    out,
+    count,
+    width,
+    inner,
+    PART: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    first, part, top = tl.program_id(0) * BLOCK_N, tl.program_id(1), tl.program_id(2) * BLOCK_T
+    sums = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
+    ups = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
+    for column in range(part * PART, tl.minimum(part * PART + PART, inner), BLOCK_K):
+        tokens = tl.trans(x.load([top, column]))
+        sums = tl.dot(weight.load([first, column]), tokens, acc=sums, input_precision=PRECISION)
+        if SWIGLU:
+            ups = tl.dot(weight.load([width + first, column]), tokens, acc=ups, input_precision=PRECISION)
+    if SWIGLU:
+        sums = silu(sums) * ups
+    row, token = first + tl.arange(0, BLOCK_N), top + tl.arange(0, BLOCK_T)
+    place = (part * count + token).to(tl.int64)[None, :] * width + row[:, None]
+    mask = (row < width)[:, None] & (token < count)[None, :]
+    tl.store(out + place, sums.to(out.dtype.element_ty), mask=mask)
+
+
+def few_rows_gemm(
+    x: Float[Tensor, "T K"],
+    weight: Float[Tensor, "N K"],
+    *,
+    swiglu: bool = False,
+    splits: int | None = None,
+    tile: Tile | None = None,
+) -> Float[Tensor, "*planes T out"]:
+    """`x @ weight.T` in x's dtype, with `swiglu` `silu(first half) * second half` of it; or its planes.
+
+    splits: None for one finished result; else as many float32 planes `[splits, T, N]`, which sum to it.
+    tile: force one of `CANDIDATES`.
+    Raises: KernelError for shapes, dtypes and strides that do not fit, and for planes of a SwiGLU.
+    """
+    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
+        raise KernelError(
+            f"x has shape {tuple(x.shape)} and weight {tuple(weight.shape)}: [T, K] and [N, K] are wanted"
+        )
+    if x.dtype != weight.dtype or x.dtype.itemsize not in CANDIDATES or not x.is_floating_point():
+        raise KernelError(f"x is {x.dtype} and weight {weight.dtype}: both must be float32, float16 or bfloat16")
+    count, inner = x.shape
+    if inner * x.element_size() % 16 or not weight.is_contiguous() or not x.is_contiguous():
+        raise KernelError(f"x and weight must be contiguous, with rows of a multiple of 16 bytes, got K={inner}")
+    if swiglu and (splits is not None or weight.shape[0] % 2):
+        raise KernelError(f"SwiGLU of {weight.shape[0]} rows in splits={splits} parts: an even number in one is wanted")
+    if splits is not None and not 1 <= splits <= MOST_SPLITS:
+        raise KernelError(f"splits={splits} is outside 1..{MOST_SPLITS}")
+    if not runs_on(x.device):
+        raise KernelError(f"x lies on {x.device}", hint="CUDA, or TRITON_INTERPRET=1 on a CPU")
+    width = weight.shape[0] // 2 if swiglu else weight.shape[0]
+    planes = splits or 1
+    shape = (count, width) if splits is None else (planes, count, width)
+    out = torch.empty(shape, dtype=x.dtype if splits is None else torch.float32, device=x.device)
+    if count == 0 or width == 0:
+        return out
+    if tile is None:
+        lean = x.element_size() == 2 and capability(x.device) not in (90, 100)
+        tile = MODEST if lean else CANDIDATES[x.element_size()][0]
+    block_t = min(64, max(16, next_power_of_2(count)))
+    part = cdiv(cdiv(inner, planes), tile.block_k) * tile.block_k
+    _kernel[(cdiv(width, tile.block_n), planes, cdiv(count, block_t))](
+        TensorDescriptor.from_tensor(x, [block_t, tile.block_k]),
+        TensorDescriptor.from_tensor(weight, [tile.block_n, tile.block_k]),
+        out,
+        count,
+        width,
+        inner,
+        PART=part,
+        BLOCK_T=block_t,
+        BLOCK_N=tile.block_n,
+        BLOCK_K=tile.block_k,
+        SWIGLU=swiglu,
+        PRECISION="ieee",
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return out
+
+
+def _specialisation(
+    dtype: str, block_t: int, tile: Tile, *, swiglu: bool, capabilities: tuple[int, ...]
+) -> Specialisation:
+    return Specialisation(
+        name=f"{dtype}-T{block_t}-n{tile.block_n}k{tile.block_k}s{tile.num_stages}" + ("-swiglu" if swiglu else ""),
+        kernel=_kernel,
+        signature={
+            "x": f"tensordesc<{dtype}[{block_t},{tile.block_k}]>",
+            "weight": f"tensordesc<{dtype}[{tile.block_n},{tile.block_k}]>",
+            "out": f"*{dtype}" if swiglu else "*fp32",
+            "count": "i32",
+            "width": "i32",
+            "inner": "i32",
+        },
+        constants={
+            "PART": 1024,
+            "BLOCK_T": block_t,
+            "BLOCK_N": tile.block_n,
+            "BLOCK_K": tile.block_k,
+            "SWIGLU": swiglu,
+            "PRECISION": "ieee",
+        },
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        aligned=frozenset({"out", "width", "inner"}),
+        capabilities=capabilities,
+    )
+
+
+SPECIALISATIONS = (
+    *(_specialisation("bf16", 16, tile, swiglu=False, capabilities=(90, 100)) for tile in CANDIDATES[2]),
+    _specialisation("bf16", 64, CANDIDATES[2][0], swiglu=False, capabilities=(90, 100)),
+    _specialisation("bf16", 16, CANDIDATES[2][0], swiglu=True, capabilities=(90, 100)),
+    _specialisation("bf16", 64, CANDIDATES[2][0], swiglu=True, capabilities=(90, 100)),
+    _specialisation("bf16", 32, MODEST, swiglu=True, capabilities=(80, 89)),
+    _specialisation("fp32", 16, CANDIDATES[4][0], swiglu=True, capabilities=(80, 89, 90, 100)),
+)
