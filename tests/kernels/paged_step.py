@@ -188,7 +188,8 @@ def assert_as_accurate(found: Tensor, torchs: Tensor, exact: Tensor, *, rms: flo
     ours, theirs = (found.double() - exact).abs(), (torchs.double() - exact).abs()
     means = [error.pow(2).mean().sqrt().item() for error in (ours, theirs)]
     # Below a rounding of the result there is nothing to compare; in float32 two orders of summation differ by as much.
-    unit = torch.finfo(found.dtype).eps * exact.abs().max().item()
+    limits = torch.finfo(found.dtype)
+    unit = limits.eps * max(exact.abs().max().item(), 16 * limits.tiny)  # below `tiny` roundings stay as they are
     floor = unit / (2 if found.dtype == torch.float32 else 8)
     assert means[0] <= max(rms * means[1], floor), f"RMS error {means[0]:.3g}, torch's {means[1]:.3g}"
     assert ours.max() <= max(most * theirs.max().item(), unit), f"largest {ours.max():.3g}, torch's {theirs.max():.3g}"
