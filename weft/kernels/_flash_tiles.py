@@ -61,19 +61,21 @@ class Choice:
         return f"{self.forward} / {self.keys} / {self.queries}"
 
 
-# Candidates by padded head dimension, best first: for each of the three kernels.
+# Candidates by padded head dimension, best first (D 64 and 128 as measured on an H200 at 8k, bf16, causal): for each of
+# the three kernels. Small tiles win: three or four of their blocks share a multiprocessor, and one's softmax runs under
+# another's products.
 _HOPPER = {
     64: (
-        ("128x64 w4 s3 tma", "128x128 w8 s2 tma", "128x128 w8 s3 tma", "64x64 w4 s3 tma", "128x64 w8 s3 tma",
-         "64x128 w4 s2 tma", "128x64 w4 s2 tma"),
-        ("64x128 w8 s2 tma", "64x128 w8 s3 tma", "128x128 w8 s2 tma", "64x64 w4 s2 tma", "64x64 w4 s3 tma"),
-        ("128x64 w8 s3 tma", "64x64 w4 s3 tma", "64x64 w4 s2 tma", "128x128 w8 s2 tma", "128x64 w8 s2 tma"),
+        ("64x64 w4 s3 tma", "128x64 w4 s3 tma", "128x64 w8 s3 tma", "64x128 w4 s2 tma", "128x64 w4 s2 tma",
+         "128x128 w8 s3 tma", "128x128 w8 s2 tma"),
+        ("64x64 w4 s3 tma", "64x64 w4 s2 tma", "128x128 w8 s2 tma", "64x128 w8 s3 tma", "64x128 w8 s2 tma"),
+        ("64x64 w4 s3 tma", "64x64 w4 s2 tma", "128x64 w8 s3 tma", "128x128 w8 s2 tma", "128x64 w8 s2 tma"),
     ),
     128: (
-        ("128x128 w8 s2 tma", "128x64 w8 s3 tma", "64x64 w4 s2 tma", "64x64 w4 s3 tma", "64x128 w4 s2 tma",
-         "128x64 w8 s2 tma"),
-        ("64x128 w8 s2 tma", "64x128 w8 s3 tma", "64x64 w4 s2 tma", "64x64 w4 s3 tma", "32x128 w8 s2 tma"),
-        ("128x64 w8 s2 tma", "128x64 w8 s3 tma", "64x64 w4 s2 tma", "64x64 w4 s3 tma", "128x128 w8 s2 tma"),
+        ("64x64 w4 s3 tma", "128x64 w8 s3 tma", "64x64 w4 s2 tma", "128x128 w8 s2 tma", "128x64 w8 s2 tma",
+         "64x128 w4 s2 tma"),
+        ("64x64 w4 s2 tma", "64x128 w8 s3 tma", "64x128 w8 s2 tma", "64x64 w4 s3 tma", "32x128 w8 s2 tma"),
+        ("128x64 w8 s3 tma", "128x128 w8 s2 tma", "64x64 w4 s2 tma", "64x64 w4 s3 tma", "128x64 w8 s2 tma"),
     ),
     256: (("64x64 w8 s2 tma", "64x32 w4 s2 tma"), ("32x32 w8 s1", "32x64 w8 s2 tma"), ("64x32 w8 s2 tma",)),
 }  # fmt: skip
