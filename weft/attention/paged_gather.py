@@ -5,6 +5,7 @@ paged kernel, and the CPU's way of serving. It reads the step's lengths back onc
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -18,48 +19,52 @@ from weft.config import BlockGeometry, CacheConfig, Limits
 DEFAULT_BLOCK_SIZE = 16
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """What one step reads of a layer: blocks, and how their tokens fall into pieces, by turns a gap and a span."""
+
+    blocks: Int[Tensor, "blocks"]
+    pieces: list[int]
+
+
 class BlockStore:
     """Token t of request b lies in block `block_tables[b, t // P]`, at `t % P`."""
 
     def __init__(self, pool: Tensor, tables: GroupTables, spans: Sequence[Span]) -> None:
         self._pool = pool
-        self._block_size = pool.shape[3]
         self._tables = tables
         self._spans = spans
-        self._reaches: dict[int | None, tuple[Int[Tensor, "blocks"], list[slice]]] = {}
+        self._reaches: dict[int | None, Reach] = {}
 
     def write(self, layer: int, key: Float[Tensor, "T_total H_kv D"], value: Float[Tensor, "T_total H_kv D"]) -> None:
-        keys, values = self._slots(layer)
-        # Slot -1, which writes nothing, is the last slot of the scratch block.
-        keys[self._tables.slot_mapping] = key
-        values[self._tables.slot_mapping] = value
+        for part, new in enumerate((key, value)):
+            # Slot -1, which writes nothing, is the last slot of the scratch block.
+            self._pool[part, layer].flatten(0, 1)[self._tables.slot_mapping] = new
 
     def read(
         self, layer: int, window: int | None
     ) -> Iterator[tuple[Float[Tensor, "1 H_kv S D"], Float[Tensor, "1 H_kv S D"]]]:
         if window not in self._reaches:
             self._reaches[window] = self._reach(window)
-        blocks, places = self._reaches[window]
+        reach = self._reaches[window]
         # One gather for all requests, but keys and values apart: over both it would copy the whole layer first.
-        gathered = (self._pool[part, layer].index_select(0, blocks) for part in (0, 1))
-        keys, values = (tokens.flatten(0, 1).transpose(0, 1)[None] for tokens in gathered)
-        for place in places:
-            yield keys[:, :, place], values[:, :, place]
+        gathered = (self._pool[part, layer].index_select(0, reach.blocks) for part in (0, 1))
+        keys, values = (
+            tokens.flatten(0, 1).transpose(0, 1)[None].split(reach.pieces, dim=2)[1::2] for tokens in gathered
+        )
+        return zip(keys, values, strict=True)
 
-    def _reach(self, window: int | None) -> tuple[Int[Tensor, "blocks"], list[slice]]:
-        """Built once a step: every block that a span reads, and where each span's tokens lie in their gather."""
-        tables, places, gathered = [], [], 0
+    def _reach(self, window: int | None) -> Reach:
+        """Built once a step. P 4, tokens 1 to 5 of one request, then 0 to 1: 3 blocks, pieces of 1, 5, 2, 2 and 2."""
+        size = self._pool.shape[3]
+        tables, pieces = [], [0]
         for request, span in enumerate(self._spans):
             oldest = span.oldest(window)
-            first, last = oldest // self._block_size, -(-span.end // self._block_size)
+            first, last = oldest // size, -(-span.end // size)
             tables.append(self._tables.block_tables[request, first:last])
-            shift = gathered - first * self._block_size
-            places.append(slice(oldest + shift, span.end + shift))
-            gathered += (last - first) * self._block_size
-        return torch.cat(tables), places
-
-    def _slots(self, layer: int) -> tuple[Float[Tensor, "slots H_kv D"], Float[Tensor, "slots H_kv D"]]:
-        return self._pool[0, layer].flatten(0, 1), self._pool[1, layer].flatten(0, 1)
+            pieces[-1] += oldest - first * size
+            pieces += [span.end - oldest, last * size - span.end]
+        return Reach(blocks=torch.cat(tables), pieces=pieces)
 
 
 class PagedGatherCache:

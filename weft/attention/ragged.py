@@ -50,7 +50,8 @@ class RaggedAttend:
         self._store = store
         self._specs = specs
         self._spans = spans
-        self._masks: dict[tuple[int, int, int | None], Bool[Tensor, "T S"] | None] = {}
+        self._num_queries = [span.last - span.first for span in spans]
+        self._masks: dict[int | None, list[Bool[Tensor, "T S"] | None]] = {}
 
     def __call__(
         self,
@@ -62,22 +63,21 @@ class RaggedAttend:
         spec = self._specs[layer]
         query, key, value = heads(qkv, positions)
         self._store.write(layer, key, value)
-        attended = torch.empty_like(query, memory_format=torch.contiguous_format)
-        query, result = query.transpose(0, 1)[None], attended.transpose(0, 1)[None]
-        for span, (keys, values) in zip(self._spans, self._store.read(layer, spec.window), strict=True):
-            mask = self._mask(span.last - span.first, keys.shape[2], spec.window, query.device)
-            new = slice(span.first, span.last)
-            result[:, :, new] = attend(query[:, :, new], keys, values, spec, mask)
-        return attended.flatten(1)
+        # One call cuts all queries and one joins all results: at a token each, calls cost more than arithmetic.
+        queries = query.transpose(0, 1)[None].split(self._num_queries, dim=2)
+        masks = self._masks_of(spec.window, query.device)
+        own = zip(queries, self._store.read(layer, spec.window), masks, strict=True)
+        attended = torch.cat([attend(query, keys, values, spec, mask) for query, (keys, values), mask in own], dim=2)
+        return attended[0].transpose(0, 1).flatten(1)
 
-    def _mask(
-        self, num_queries: int, num_keys: int, window: int | None, device: torch.device
-    ) -> Bool[Tensor, "T S"] | None:
-        """The mask, built once a step and shared by its layers."""
-        key = (num_queries, num_keys, window)
-        if key not in self._masks:
-            self._masks[key] = visible(num_queries, num_keys, window, device)
-        return self._masks[key]
+    def _masks_of(self, window: int | None, device: torch.device) -> list[Bool[Tensor, "T S"] | None]:
+        """Each span's mask, built once a step and shared by its layers; spans of one shape share one."""
+        if window not in self._masks:
+            lengths = [span.end - span.oldest(window) for span in self._spans]
+            shapes = list(zip(self._num_queries, lengths, strict=True))
+            built = {shape: visible(*shape, window, device) for shape in set(shapes)}
+            self._masks[window] = [built[shape] for shape in shapes]
+        return self._masks[window]
 
 
 def spans_of(batch: Batch) -> list[Span]:
