@@ -1,7 +1,10 @@
 """Where kernels are tested: on the GPU if there is one, else in Triton's interpreter (switched on in /conftest.py)."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -31,3 +34,43 @@ def guarded(device: torch.device) -> Callable[..., tuple[torch.Tensor, Callable[
         return inside, check
 
     return make
+
+
+@dataclass
+class Accesses:
+    """Addresses that kernels touched in the interpreter, by whether they loaded or stored; masked ones excepted."""
+
+    loads: list[Any] = field(default_factory=list)
+    stores: list[Any] = field(default_factory=list)
+
+    def elements(self, tensor: torch.Tensor, kind: str) -> set[int]:
+        """Which elements of a dense tensor were touched, and of what lies less than its own size beside it."""
+        taken = getattr(self, kind)
+        offsets = numpy.unique(numpy.concatenate(taken)).astype(numpy.int64) - tensor.data_ptr()
+        offsets = offsets[(offsets >= -64) & (offsets < tensor.nbytes + 64)]
+        return set((offsets // tensor.element_size()).tolist())
+
+
+@pytest.fixture
+def accesses(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Accesses]:
+    """Begin to record what kernels touch; in the interpreter only."""
+
+    def begin() -> Accesses:
+        from triton.runtime import interpreter
+
+        seen = Accesses()
+        load, store = (getattr(interpreter.InterpreterBuilder, f"create_masked_{kind}") for kind in ("load", "store"))
+
+        def recorded_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+            seen.loads.append(pointers.data[numpy.broadcast_to(mask.data, pointers.data.shape)].ravel())
+            return load(self, pointers, mask, *rest)
+
+        def recorded_store(self: Any, pointers: Any, values: Any, mask: Any, *rest: Any) -> Any:
+            seen.stores.append(pointers.data[numpy.broadcast_to(mask.data, pointers.data.shape)].ravel())
+            return store(self, pointers, values, mask, *rest)
+
+        monkeypatch.setattr(interpreter.InterpreterBuilder, "create_masked_load", recorded_load)
+        monkeypatch.setattr(interpreter.InterpreterBuilder, "create_masked_store", recorded_store)
+        return seen
+
+    return begin

@@ -118,6 +118,74 @@ def test_the_number_of_programs_and_batch_mates_never_change_a_bit(dtype: torch.
         assert torch.equal(check(step.only(request)), whole[request : request + 1])
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 40, "soft_cap": 3.0}], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_merging_in_registers_gives_the_bits_of_merging_parts(
+    options: dict[str, Any], dtype: torch.dtype, device: torch.device
+) -> None:
+    """One program a head, runs of splits, or a program for each: also where the last split is the new key alone."""
+    lengths = (1, 31, 32, 33, 64, 65, 97, 128, 129, 150)
+    step = make_step(lengths, (1,) * len(lengths), **({"heads": (2, 1)} | options), dtype=dtype, device=device)
+    given: dict[str, Any] = {"split": 32, "tile": paged_decode.Tile(block_n=16, num_warps=4, num_stages=2)}
+    runs = []
+    for programs in (1, 2 * len(lengths), 4 * len(lengths), 10**6):
+        pool = step.pool.clone()
+        runs.append((decode(step, pool, programs=programs, **given), pool.nan_to_num(nan=7.0)))
+    exact, expected = truth(step)
+    assert_as_accurate(runs[0][0], torch_low_precision(step), exact)
+    assert_pool_equals(pool, expected, step.pool)
+    for found, left in runs[1:]:
+        assert torch.equal(found, runs[0][0])
+        assert torch.equal(left, runs[0][1])
+
+
+def test_programs_follow_from_shapes() -> None:
+    assert [paged_decode.programs_of(heads, 128) for heads in (8, 64, 256, 257, 512, 4096)] == [64, 8, 2, 1, 1, 1]
+    assert paged_decode.programs_of(8, 3) == 3
+    assert paged_decode.programs_of(8, 1) == 1
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # of the fault at the end, which reads what nobody wrote
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is what tells every address")
+@pytest.mark.parametrize("programs", [1, 10**6])
+@pytest.mark.parametrize("tile", [8, 16, 32])
+@pytest.mark.parametrize("window", [None, 21])
+def test_nothing_outside_tables_lengths_and_owned_slots_is_read_or_written(
+    window: int | None, tile: int, programs: int, device: torch.device, accesses: Any
+) -> None:
+    """Ragged lengths up to the table's very end: lookups run a tile ahead, and stop where the request does."""
+    lengths = (1, 15, 16, 17, 33, 64, 80)
+    step = make_step(lengths, (1,) * len(lengths), window=window, heads=(2, 1), device=device)
+    tables = step.tables[:, :5].contiguous()  # the longest fills its row
+    pool, qkv, out = step.pool.clone(), step.qkv.clone(), torch.empty(len(lengths), 32)
+    given = replace(step, tables=tables, qkv=qkv)
+    paged = given.paged(pool)
+    seen = accesses()
+    paged_decode.paged_decode(
+        qkv,
+        paged,
+        step.scoring,
+        num_query_heads=2,
+        new=step.new,
+        out=out,
+        split=32,
+        tile=paged_decode.Tile(block_n=tile, num_warps=4, num_stages=2),
+        programs=programs,
+    )
+    columns = torch.arange(5)
+    oldest = torch.tensor([0 if window is None else max(0, length - window) for length in lengths])[:, None]
+    used = (columns * P < torch.tensor(lengths)[:, None]) & ((columns + 1) * P > oldest)
+    assert seen.elements(tables, "loads") <= set(used.flatten().nonzero().flatten().tolist())
+    owned = (~truth(step)[1].isnan()).flatten().nonzero().flatten()
+    assert seen.elements(pool, "loads") <= set((~step.pool.isnan()).flatten().nonzero().flatten().tolist())
+    assert seen.elements(pool, "stores") <= set(owned.tolist())
+    assert seen.elements(out, "stores") == set(range(out.numel()))
+    tables[0, 1] = 0
+    paged.sequence_lengths[0] += 2 * P  # longer than what it owns, as a lookup that does not stop would have it
+    paged_decode.paged_decode(qkv, paged, step.scoring, num_query_heads=2, new=step.new, split=32, programs=programs)
+    assert not seen.elements(tables, "loads") <= set(used.flatten().nonzero().flatten().tolist())
+
+
 def test_requests_with_several_tokens_are_left_to_the_prefill(device: torch.device, guarded: Any) -> None:
     step = make_step((40, 21, 33), (1, 5, 1), device=device)
     alone = [check(step.only(request)) for request in (0, 2)]

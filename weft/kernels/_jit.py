@@ -75,6 +75,11 @@ def num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
+def launches_early(device: torch.device) -> bool:
+    """Whether a kernel may be launched before the one ahead of it has ended, and wait for it on the device."""
+    return capability(device) >= 90
+
+
 def runs_on(device: torch.device) -> bool:
     """Whether a kernel can be launched on tensors of this device: CUDA, or a CPU in the interpreter."""
     if not HAS_TRITON:

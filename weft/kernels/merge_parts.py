@@ -1,7 +1,10 @@
 """Attention over parts of the keys, merged into attention over all of them, in float32 and in the order of the parts.
 
 A part is its weighted mean of values and the base-2 logarithm of what it was divided by; (0, -inf), a part that saw no
-key, changes nothing. One program takes some columns of one head, a tile of parts at a time, whatever their number.
+key, changes nothing. One program takes some columns of one head and its parts one after another, with the arithmetic
+of `pieces.merge_step`: a program that made all parts of a head itself merges them in registers to the same bits.
+
+On a GPU that can, the launch does not wait for the kernel that makes the parts to end; its programs do.
 """
 
 import torch
@@ -9,12 +12,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.errors import KernelError
-from weft.kernels._jit import cdiv, jit, tl
-from weft.kernels.pieces import cut
+from weft.kernels._jit import cdiv, jit, launches_early, tl
+from weft.kernels.pieces import cut, mean_of, merge_step
 from weft.kernels.specialisation import Specialisation
 
-BLOCK_S = 32  # parts a tile; fixed, since another tile sums in another order
-BLOCK_C = 64
+AT_ONCE = 16  # parts that are loaded before the first of them is merged; changes no bit
+BLOCK_C = 32  # columns: one a thread
 
 
 def reference(
@@ -43,13 +46,16 @@ def _kernel(
     window,
     H_Q: tl.constexpr,
     D: tl.constexpr,
-    BLOCK_S: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     BLOCK_C: tl.constexpr,
     SPLIT: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
     WINDOW: tl.constexpr,
     ONE_EACH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     head, request = tl.program_id(1), tl.program_id(2).to(tl.int64)
     column = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     length = tl.load(lengths + request).to(tl.int32)
@@ -60,24 +66,21 @@ def _kernel(
             return
     _, _, first, count = cut(length, window, WINDOW, SPLIT, MOST_SPLITS)
     start = (request * H_Q + head) * num_parts
-    maximum = float("-inf")
-    total = 0.0
-    merged = tl.zeros([BLOCK_C], tl.float32)
-    for split in range(first, count, BLOCK_S):
-        part = split + tl.arange(0, BLOCK_S)
-        there = part < count
-        log_sum = tl.load(log_sums + start + part, mask=there, other=float("-inf"))
-        mask = there[:, None] & (column < D)[None, :]
-        values = tl.load(parts + (start + part)[:, None] * D + column[None, :], mask=mask, other=0.0)
-        highest = tl.maximum(maximum, tl.max(log_sum, 0))
-        shift = tl.where(highest == float("-inf"), 0.0, highest)
-        weights = tl.exp2(log_sum - shift)
-        factor = tl.exp2(maximum - shift)
-        total = total * factor + tl.sum(weights, 0)
-        merged = merged * factor + tl.sum(values * weights[:, None], 0)
-        maximum = highest
-    merged = merged / tl.where(total == 0.0, 1.0, total)
-    tl.store(out + (token * H_Q + head) * D + column, merged.to(out.dtype.element_ty), mask=column < D)
+    inside = (column < D)[None, :]
+    only = tl.zeros([1], tl.int32)
+    maximum = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    merged = tl.zeros([1, BLOCK_C], tl.float32)
+    for group in range(first, count, AT_ONCE):
+        for index in tl.static_range(AT_ONCE):
+            part = group + index + only
+            there = part < count
+            log_sum = tl.load(log_sums + start + part, mask=there, other=float("-inf"))
+            place = (start + part)[:, None] * D + column[None, :]
+            values = tl.load(parts + place, mask=there[:, None] & inside, other=0.0)
+            merged, maximum, total = merge_step(values, log_sum, merged, maximum, total)
+    place = out + (token * H_Q + head) * D + only[:, None] + column[None, :]
+    tl.store(place, mean_of(merged, total).to(out.dtype.element_ty), mask=inside)
 
 
 def merge_parts(
@@ -111,19 +114,22 @@ def merge_parts(
         window or 0,
         H_Q=num_query_heads,
         D=head_dim,
-        BLOCK_S=BLOCK_S,
+        AT_ONCE=AT_ONCE,
         BLOCK_C=BLOCK_C,
         SPLIT=split,
         MOST_SPLITS=most_splits,
         WINDOW=window is not None,
         ONE_EACH=len(out) == batch,
-        num_warps=4,
+        EARLY=launches_early(parts.device),
+        num_warps=1,
+        enable_fp_fusion=False,
+        **({"launch_pdl": True} if launches_early(parts.device) else {}),
     )
 
 
-def _specialisation(dtype: str, head_dim: int) -> Specialisation:
+def _specialisation(dtype: str, head_dim: int, *, early: bool) -> Specialisation:
     return Specialisation(
-        name=f"{dtype}-D{head_dim}",
+        name=f"{dtype}-D{head_dim}" + ("-early" if early else ""),
         kernel=_kernel,
         signature={
             "parts": "*fp32",
@@ -137,20 +143,24 @@ def _specialisation(dtype: str, head_dim: int) -> Specialisation:
         constants={
             "H_Q": 32,
             "D": head_dim,
-            "BLOCK_S": BLOCK_S,
+            "AT_ONCE": AT_ONCE,
             "BLOCK_C": BLOCK_C,
             "SPLIT": 256,
             "MOST_SPLITS": 128,
             "WINDOW": True,
             "ONE_EACH": False,
+            "EARLY": early,
         },
-        num_warps=4,
+        num_warps=1,
         num_stages=3,
         aligned=frozenset({"parts", "log_sums", "lengths", "query_starts", "out"}),
+        capabilities=(90, 100) if early else (80, 89),
+        options={"enable_fp_fusion": False},
     )
 
 
 SPECIALISATIONS = (
-    *tuple(_specialisation("bf16", head_dim) for head_dim in (64, 80, 128)),
-    _specialisation("fp32", 128),
+    *(_specialisation("bf16", head_dim, early=True) for head_dim in (64, 80, 128)),
+    _specialisation("bf16", 128, early=False),
+    _specialisation("fp32", 128, early=True),
 )

@@ -1,13 +1,17 @@
 """Paged decode attention: one new token a request, keys and values read through block tables.
 
-A sequence is cut into splits at absolute positions, whose size follows from the request's own length alone, and the
+A sequence is cut into splits at absolute positions, whose size follows from the request's own length alone, and their
 parts are merged in their order in float32 by their log-sum-exp, (0, -inf) being the part that saw no key. So neither
 batch-mates nor the number of programs change a bit. The query heads of one key head share a tile of 16 rows.
+
+Programs of one head share its splits, in runs, and a program's loads never pause where a split ends. If there are
+enough heads for one program each (`programs_of`), it merges in registers what it made; else `merge_parts` does, with
+the same arithmetic, so that both forms give the same bits. No product is fused with a sum but where it is written.
 
 With `new` the rows are packed and not yet rotated: the program that owns a request's last split also rotates its key,
 writes key and value to their slot, and takes them from registers, so one launch reads nothing that it writes.
 
-Grid and scratch follow from shapes: programs of one head walk its splits in strides, and those that find none exit.
+Grid and scratch follow from shapes: programs of a head that find no split exit.
 Grouping of heads and splitting of keys as in Flash-Decoding (Dao et al. 2023).
 """
 
@@ -19,7 +23,7 @@ from torch import Tensor
 
 from weft.errors import KernelError
 from weft.kernels import cache_write, paged_prefill
-from weft.kernels._jit import cdiv, jit, tl
+from weft.kernels._jit import cdiv, jit, launches_early, tl
 from weft.kernels.merge_parts import merge_parts
 from weft.kernels.paged import (
     HeadRotation,
@@ -32,13 +36,13 @@ from weft.kernels.paged import (
     check_scoring,
     padded_head_dim,
 )
-from weft.kernels.pieces import blocks_of, cut, rotated, scored, slots_of, softmax_step
-from weft.kernels.specialisation import Specialisation
+from weft.kernels.pieces import blocks_of, cut, mean_of, merge_step, part_of, rotated, scored, slots_of, softmax_step
+from weft.kernels.specialisation import CAPABILITIES, Specialisation
 
 BLOCK_M = 16  # the least a matrix instruction takes
 SPLIT = 256  # keys; a multiple for a sequence of more than MOST_SPLITS of them
 MOST_SPLITS = 128  # bounds the scratch, which every request and head needs
-PROGRAMS = 2048  # about as many as keep every multiprocessor of an H200 busy over several splits
+PROGRAMS = 512  # two for each place that an H200's multiprocessors have for one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +68,10 @@ CANDIDATES: dict[tuple[int, int], tuple[Tile, ...]] = {
         Tile(block_n=64, num_warps=4, num_stages=2),
         Tile(block_n=32, num_warps=4, num_stages=4),
         Tile(block_n=32, num_warps=2, num_stages=4),
+        Tile(block_n=64, num_warps=4, num_stages=4),
         Tile(block_n=64, num_warps=8, num_stages=3),
     ),
-    (2, 256): (Tile(block_n=32, num_warps=4, num_stages=3), Tile(block_n=32, num_warps=8, num_stages=3)),
+    (2, 256): (Tile(block_n=32, num_warps=8, num_stages=3), Tile(block_n=64, num_warps=8, num_stages=2)),
     (4, 64): (Tile(block_n=16, num_warps=4, num_stages=2),),
     (4, 128): (Tile(block_n=16, num_warps=4, num_stages=2),),
     (4, 256): (Tile(block_n=16, num_warps=8, num_stages=2),),
@@ -83,6 +88,14 @@ def candidates(dtype: torch.dtype, head_dim: int, block_size: int = 64) -> tuple
     found = CANDIDATES[shape]
     first = _SPANNING.get(shape)
     return found if first is None or block_size % found[0].block_n == 0 else (first, *found)
+
+
+def programs_of(heads: int, num_parts: int, programs: int = PROGRAMS) -> int:
+    """Programs that share one head's splits, by shapes alone: few heads need many, and 512 heads none but their own.
+
+    heads: tiles of query heads times requests.   num_parts: splits of the longest sequence that a table has room for.
+    """
+    return max(1, min(num_parts, programs // max(heads, 1)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +120,14 @@ def reference(
     if new is not None:
         query = cache_write.reference(rows, new.positions, new.slots, new.rotation, paged.pool, paged.layer)
     return paged_prefill.reference(query.reshape(len(rows), num_query_heads, -1), paged, scoring)
+
+
+@jit
+def _opened(last, new_maximum, new_total, new_value, like):
+    """What a split begins with: nothing, or the new key where it is the last one."""
+    maximum = tl.where(last, new_maximum, float("-inf"))
+    total = tl.where(last, new_total, 0.0)
+    return maximum, total, tl.where(last, new_value, 0.0) + tl.zeros_like(like)
 
 
 @jit
@@ -148,7 +169,8 @@ def _kernel(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     ONE_EACH: tl.constexpr,
-    ONE_PART: tl.constexpr,
+    WHOLE: tl.constexpr,
+    EARLY: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     group: tl.constexpr = H_Q // H_KV
@@ -162,8 +184,10 @@ def _kernel(
         if tl.load(query_starts + request + 1) - token != 1:
             return
     span, oldest, first, count = cut(length, window, WINDOW, SPLIT, MOST_SPLITS)
-    first += tl.program_id(1)
-    if not ONE_PART and first >= count:
+    each = tl.cdiv(count - first, tl.num_programs(1))
+    first += tl.program_id(1) * each
+    end = tl.minimum(first + each, count)
+    if not WHOLE and first >= end:
         return
 
     in_group = head_tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -187,55 +211,68 @@ def _kernel(
 
     table = tables + request * table_stride
     stride: tl.constexpr = H_KV * D
-    maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    attended = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for split in range(first, count, tl.num_programs(1)):
-        low = tl.maximum(split * span, oldest)
-        high = tl.minimum(split * span + span, seen)
-        maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
-        attended = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        if NEW:  # noqa: SIM102  # a constant, which decides what is compiled
-            if split == count - 1:
-                only = tl.zeros([1], tl.int32)[:, None]
-                keys_row = row + (H_Q + kv_head) * D + only
-                key = rotated(keys_row, only == 0, key_norm, key_epsilon, cos, sin, D, BLOCK_D, NORM).to(dtype)
-                value = tl.load(
-                    row + (H_Q + H_KV + kv_head) * D + only + column[None, :], mask=inside[None, :], other=0.0
-                )
-                slot = tl.load(slots + token).to(tl.int64)
-                place = slot * stride + kv_head * D + column[None, :]
-                if head_tile == 0:
-                    written = inside[None, :] & (place >= 0)  # slot -1 lies before the pool
-                    tl.store(pool_keys + place, key, mask=written)
-                    tl.store(pool_values + place, value, mask=written)
-                product = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)
-                maximum = scored(product, scale, soft_cap, SOFT_CAP)
-                total = tl.full([BLOCK_M], 1.0, tl.float32)
-                attended += value.to(tl.float32)
-        begin = low // BLOCK_N * BLOCK_N
-        ahead = blocks_of(table, begin, low, high, P, BLOCK_N)
-        for start in range(begin, high, BLOCK_N):
-            keys = start + tl.arange(0, BLOCK_N)
-            valid = (keys >= low) & (keys < high)
-            place = slots_of(ahead, start, P, BLOCK_N)[:, None] * stride + (kv_head * D + column[None, :])
-            ahead = blocks_of(table, start + BLOCK_N, low, high, P, BLOCK_N)
-            mask = valid[:, None] & inside[None, :]
-            key = tl.load(pool_keys + place, mask=mask, other=0.0)
-            products = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-            scores = tl.where(valid[None, :], scored(products, scale, soft_cap, SOFT_CAP), float("-inf"))
-            weights, factor, maximum, total = softmax_step(scores, maximum, total)
-            value = tl.load(pool_values + place, mask=mask, other=0.0)
-            attended = tl.dot(weights.to(dtype), value, acc=attended * factor[:, None], input_precision=PRECISION)
-        attended = attended / tl.where(total == 0.0, 1.0, total)[:, None]
-        if not ONE_PART:
-            part = (request * H_Q + head) * num_parts + split
-            tl.store(parts + part[:, None] * D + column[None, :], attended, mask=shown)
-            tl.store(log_sums + part, maximum + tl.log2(total), mask=exists)
-    if ONE_PART:
+    only = tl.zeros([1], tl.int32)[:, None]
+    new_maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    new_total = tl.zeros([BLOCK_M], tl.float32)
+    new_value = tl.zeros([1, BLOCK_D], tl.float32)
+    if NEW:  # noqa: SIM102  # a constant, which decides what is compiled
+        if (end == count) & (length > 0):
+            keys_row = row + (H_Q + kv_head) * D + only
+            key = rotated(keys_row, only == 0, key_norm, key_epsilon, cos, sin, D, BLOCK_D, NORM).to(dtype)
+            value = tl.load(row + (H_Q + H_KV + kv_head) * D + only + column[None, :], mask=inside[None, :], other=0.0)
+            slot = tl.load(slots + token).to(tl.int64)
+            place = slot * stride + kv_head * D + column[None, :]
+            if head_tile == 0:
+                written = inside[None, :] & (place >= 0)  # slot -1 lies before the pool
+                tl.store(pool_keys + place, key, mask=written)
+                tl.store(pool_values + place, value, mask=written)
+            product = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)
+            new_maximum = scored(product, scale, soft_cap, SOFT_CAP)
+            new_total = tl.full([BLOCK_M], 1.0, tl.float32)
+            new_value = value.to(tl.float32)
+
+    merged_maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    merged_total = tl.zeros([BLOCK_M], tl.float32)
+    merged = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    split = first
+    maximum, total, attended = _opened(split == count - 1, new_maximum, new_total, new_value, merged)
+    low = tl.maximum(first * span, oldest)
+    high = tl.minimum(end * span, seen)
+    begin = low // BLOCK_N * BLOCK_N
+    ahead = blocks_of(table, begin, low, high, P, BLOCK_N)
+    for start in range(begin, high, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        valid = (keys >= low) & (keys < high)
+        place = slots_of(ahead, start, P, BLOCK_N)[:, None] * stride + (kv_head * D + column[None, :])
+        ahead = blocks_of(table, start + BLOCK_N, low, high, P, BLOCK_N)
+        mask = valid[:, None] & inside[None, :]
+        key = tl.load(pool_keys + place, mask=mask, other=0.0)
+        products = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+        scores = tl.where(valid[None, :], scored(products, scale, soft_cap, SOFT_CAP), float("-inf"))
+        weights, factor, maximum, total = softmax_step(scores, maximum, total)
+        value = tl.load(pool_values + place, mask=mask, other=0.0)
+        attended = tl.dot(weights.to(dtype), value, acc=attended * factor[:, None], input_precision=PRECISION)
+        if (start + BLOCK_N == (split + 1) * span) & (split + 1 < end):
+            part, log_sum = part_of(attended, maximum, total)
+            if WHOLE:
+                merged, merged_maximum, merged_total = merge_step(part, log_sum, merged, merged_maximum, merged_total)
+            else:
+                place_of_part = (request * H_Q + head) * num_parts + split
+                tl.store(parts + place_of_part[:, None] * D + column[None, :], part, mask=shown)
+                tl.store(log_sums + place_of_part, log_sum, mask=exists)
+            split += 1
+            maximum, total, attended = _opened(split == count - 1, new_maximum, new_total, new_value, attended)
+    part, log_sum = part_of(attended, maximum, total)
+    if WHOLE:
+        merged, _, merged_total = merge_step(part, log_sum, merged, merged_maximum, merged_total)
         place = (token * H_Q + head[:, None]) * D + column[None, :]
-        tl.store(out + place, attended.to(out.dtype.element_ty), mask=shown)
+        tl.store(out + place, mean_of(merged, merged_total).to(out.dtype.element_ty), mask=shown)
+    else:
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
+        place_of_part = (request * H_Q + head) * num_parts + split
+        tl.store(parts + place_of_part[:, None] * D + column[None, :], part, mask=shown)
+        tl.store(log_sums + place_of_part, log_sum, mask=exists)
 
 
 def paged_decode(
@@ -254,7 +291,8 @@ def paged_decode(
     """Attention of every request that has one row in this step; rows of the others stay as they are in `out`.
 
     rows: rotated queries `[T_total, H_q * D]`; with `new`, packed rows, and keys and values are written as well.
-    tile, programs: force one of `candidates`, and about how many programs there are; neither changes the splits.
+    tile, programs: force one of `candidates`, and about how many programs there are at least (1: one a head, which
+    merges in registers); neither changes the splits.
     split: keys of one split; it changes the last bits, so an engine keeps one.
     Raises: KernelError for shapes, dtypes, strides and geometry that do not fit.
     """
@@ -280,12 +318,13 @@ def paged_decode(
     rotation = None if new is None else new.rotation
     normed = rotation is not None and rotation.query_norm is not None
     num_parts = max(1, min(MOST_SPLITS, cdiv(columns * block_size, split)))
+    head_tiles = num_kv_heads * cdiv(num_query_heads // num_kv_heads, BLOCK_M)
+    sharing = programs_of(head_tiles * batch, num_parts, programs)
     parts = log_sums = out
-    if num_parts > 1:
+    if sharing > 1:
         parts = torch.empty(batch, num_query_heads, num_parts, head_dim, dtype=torch.float32, device=rows.device)
         log_sums = torch.empty(batch, num_query_heads, num_parts, dtype=torch.float32, device=rows.device)
-    head_tiles = num_kv_heads * cdiv(num_query_heads // num_kv_heads, BLOCK_M)
-    _kernel[(head_tiles, min(num_parts, cdiv(programs, head_tiles * batch)), batch)](
+    _kernel[(head_tiles, sharing, batch)](
         rows,
         rows.stride(0),
         rows if new is None else new.positions,
@@ -323,12 +362,14 @@ def paged_decode(
         WINDOW=scoring.window is not None,
         SOFT_CAP=scoring.soft_cap is not None,
         ONE_EACH=len(rows) == batch,
-        ONE_PART=num_parts == 1,
+        WHOLE=sharing == 1,
+        EARLY=sharing > 1 and launches_early(rows.device),
         PRECISION="ieee",
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        enable_fp_fusion=False,
     )
-    if num_parts > 1:
+    if sharing > 1:
         merge_parts(
             parts,
             log_sums,
@@ -343,14 +384,23 @@ def paged_decode(
 
 
 def _specialisation(
-    dtype: str, head_dim: int, tile: Tile, *, block_size: int = 64, new: bool = True, masked: bool = False
+    dtype: str,
+    head_dim: int,
+    tile: Tile,
+    *,
+    block_size: int = 64,
+    new: bool = True,
+    masked: bool = False,
+    whole: bool = False,
+    early: bool = True,
 ) -> Specialisation:
     tensors = ("rows", "cos", "sin", "query_norm", "key_norm", "pool_keys", "pool_values", "out")
     integers = ("positions", "slots", "tables", "lengths", "query_starts")
     return Specialisation(
         name=f"{dtype}-D{head_dim}-P{block_size}-n{tile.block_n}w{tile.num_warps}s{tile.num_stages}"
         + ("-new" if new else "")
-        + ("-masked" if masked else ""),
+        + ("-masked" if masked else "")
+        + ("-whole" if whole else "-early" if early else ""),
         kernel=_kernel,
         signature={
             **dict.fromkeys(tensors, f"*{dtype}"),
@@ -375,22 +425,27 @@ def _specialisation(
             "WINDOW": masked,
             "SOFT_CAP": masked,
             "ONE_EACH": not masked,
-            "ONE_PART": False,
+            "WHOLE": whole,
+            "EARLY": early,
             "PRECISION": "ieee",
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         aligned=frozenset({*tensors, *integers, "row_stride", "parts", "log_sums"}),
+        capabilities=(90, 100) if early and not whole else CAPABILITIES,
+        options={"enable_fp_fusion": False},
     )
 
 
+_BFLOAT16 = tuple((head_dim, tile) for (size, head_dim), tiles in CANDIDATES.items() if size == 2 for tile in tiles)
+
 SPECIALISATIONS = (
-    *(_specialisation("bf16", 64, tile) for tile in CANDIDATES[2, 64]),
-    *(_specialisation("bf16", 128, tile) for tile in CANDIDATES[2, 128]),
-    *(_specialisation("bf16", 256, tile) for tile in CANDIDATES[2, 256]),
-    _specialisation("bf16", 128, _SPANNING[2, 128], block_size=16),
-    _specialisation("bf16", 128, CANDIDATES[2, 128][0], masked=True),
-    _specialisation("bf16", 80, CANDIDATES[2, 128][0]),
+    *(_specialisation("bf16", head_dim, tile) for head_dim, tile in _BFLOAT16),
+    *(_specialisation("bf16", head_dim, tile, whole=True) for head_dim, tile in _BFLOAT16),
+    _specialisation("bf16", 128, CANDIDATES[2, 128][0], early=False),
+    *(_specialisation("bf16", 128, _SPANNING[2, 128], block_size=16, whole=whole) for whole in (False, True)),
+    *(_specialisation("bf16", 128, CANDIDATES[2, 128][0], masked=True, whole=whole) for whole in (False, True)),
+    _specialisation("bf16", 80, CANDIDATES[2, 128][0], whole=True),
     _specialisation("fp16", 128, CANDIDATES[2, 128][0], new=False),
-    *(_specialisation("fp32", head_dim, CANDIDATES[4, head_dim][0]) for head_dim in (64, 128, 256)),
+    *(_specialisation("fp32", head_dim, CANDIDATES[4, head_dim][0], whole=True) for head_dim in (64, 128, 256)),
 )

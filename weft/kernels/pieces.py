@@ -41,6 +41,33 @@ def softmax_step(scores, maximum, total):
 
 
 @jit
+def merge_step(part, log_sum, merged, maximum, total):
+    """Take one part `[R, C]` of attention into a running mean of parts: what was summed, maximum, total weight.
+
+    log_sum: base 2, of what the part was divided by, `[R]`; -inf with a part of zeros changes no bit.
+    Multiplied and added in a written order, so that every kernel that merges gets the same bits.
+    """
+    highest = tl.maximum(maximum, log_sum)
+    shift = tl.where(highest == float("-inf"), 0.0, highest)
+    weight = tl.exp2(log_sum - shift)
+    factor = tl.exp2(maximum - shift)
+    merged = tl.fma(merged, tl.broadcast_to(factor[:, None], merged.shape), part * weight[:, None])
+    return merged, highest, tl.fma(total, factor, weight)
+
+
+@jit
+def mean_of(attended, total):
+    """What was summed, by what it weighs; 0 where nothing was seen."""
+    return attended / tl.where(total == 0.0, 1.0, total)[:, None]
+
+
+@jit
+def part_of(attended, maximum, total):
+    """A running softmax as a part of attention: the mean of its values, and the base-2 logarithm of its sum."""
+    return mean_of(attended, total), maximum + tl.log2(tl.where(total == 0.0, 1.0, total))
+
+
+@jit
 def blocks_of(table, start, low, high, P: tl.constexpr, BLOCK_N: tl.constexpr):
     """Blocks of a tile of keys that begins at `start`, a multiple of BLOCK_N; of `low : high` among them.
 
