@@ -13,7 +13,7 @@ from weft.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Where lengths in tokens are drawn from: one of `choices`, or uniform from `low` to `high`, both included.
+    """Where lengths in tokens come from: each of `choices` as often, or uniform from `low` to `high`, both included.
 
     >>> str(Lengths.parse("8,32,128,512")), str(Lengths.parse("16:128")), str(Lengths.parse("64"))
     ('8,32,128,512', '16:128', '64')
@@ -39,8 +39,12 @@ class Lengths:
             raise ConfigError(f"the lengths {text!r} begin above their end", hint=f"{numbers[1]}:{numbers[0]}")
         return cls(low=numbers[0], high=numbers[1])
 
-    def draw(self, random: Random) -> int:
-        return random.choice(self.choices) if self.choices else random.randint(self.low, self.high)
+    def draw(self, random: Random, count: int) -> list[int]:
+        """Choices are dealt a round at a time, so that no seed makes a workload of long prompts alone."""
+        if not self.choices:
+            return [random.randint(self.low, self.high) for _ in range(count)]
+        rounds = range(-(-count // len(self.choices)))
+        return [length for _ in rounds for length in random.sample(self.choices, len(self.choices))][:count]
 
     def __str__(self) -> str:
         return ",".join(map(str, self.choices)) if self.choices else f"{self.low}:{self.high}"
@@ -84,10 +88,16 @@ class Workload:
 def mixed_workload(
     *, requests: int, in_flight: int, prompts: Lengths, outputs: Lengths, vocab_size: int, seed: int
 ) -> Workload:
-    """Random token ids; lengths drawn for each request on its own."""
+    """Random token ids; lengths in an order that the seed decides."""
     positive("workload", requests=requests, in_flight=in_flight)
+    # A source for each, so that a workload of more requests begins with the same ones.
+    lengths = zip(
+        prompts.draw(Random(f"{seed} prompts"), requests),
+        outputs.draw(Random(f"{seed} outputs"), requests),
+        strict=True,
+    )
     random = Random(seed)
-    jobs = [_job(random, prompts.draw(random), outputs.draw(random), vocab_size=vocab_size) for _ in range(requests)]
+    jobs = [_job(random, prompt, output, vocab_size=vocab_size) for prompt, output in lengths]
     return Workload(jobs=tuple(jobs), in_flight=in_flight)
 
 
@@ -100,7 +110,8 @@ def skewed_workload(
     num_long = requests // one_in
     outputs = [long] * num_long + [short] * (requests - num_long)
     random.shuffle(outputs)
-    jobs = [_job(random, prompts.draw(random), output, vocab_size=vocab_size) for output in outputs]
+    lengths = zip(prompts.draw(Random(f"{seed} prompts"), requests), outputs, strict=True)
+    jobs = [_job(random, prompt, output, vocab_size=vocab_size) for prompt, output in lengths]
     return Workload(jobs=tuple(jobs), in_flight=in_flight)
 
 

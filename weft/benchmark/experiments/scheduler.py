@@ -4,7 +4,7 @@ Tokens are made up; a step is `schedule` and `update`. Every running request dec
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from time import perf_counter
 
@@ -23,6 +23,8 @@ from weft.inference.sampling_params import SamplingParams
 from weft.inference.scheduler import Scheduler
 
 _LOOKUP = Target(relation="<", value=1000.0)  # microseconds
+_DECODE_STEP = Target(relation="<=", value=300.0)  # microseconds, of 256 running requests
+_FLAT = Target(relation="<=", value=1.5)
 _WARM_UP = 4  # steps before the measured ones
 _LONGEST_PROMPT = 2048  # tokens: more would only make the start slow
 
@@ -142,9 +144,13 @@ def run(options: SchedulerOptions, progress: Progress) -> list[Row]:
         advance()
         for name, seconds in (("decode step", plain), ("step with one leaving, one joining", changed)):
             for part, label in ((0.5, "median"), (0.99, "p99")):
-                value = row.of(f"{name}, {label}", [quantile(seconds, part) * 1e6], "µs")
+                target = _DECODE_STEP if (name, part, options.running) == ("decode step", 0.5, 256) else None
+                value = row.of(f"{name}, {label}", [quantile(seconds, part) * 1e6], "µs", target=target)
                 rows.append(value.over(len(seconds)))
-    return [*rows, *_lookup(options)]
+    steps = [row.value for row in rows if row.metric == "decode step, median"]
+    ratio = max(steps) / min(steps)
+    flat = replace(row, case="all pools").of("slowest decode step over fastest", [ratio], "x", target=_FLAT)
+    return [*rows, flat, *_lookup(options)]
 
 
 def _lookup(options: SchedulerOptions) -> list[Row]:
