@@ -3,7 +3,7 @@
 Tokens are made up; a step is `schedule` and `update`. Every running request decodes, one token a step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from time import perf_counter
@@ -26,6 +26,7 @@ _LOOKUP = Target(relation="<", value=1000.0)  # microseconds
 _DECODE_STEP = Target(relation="<=", value=300.0)  # microseconds, of 256 running requests
 _FLAT = Target(relation="<=", value=1.5)
 _WARM_UP = 4  # steps before the measured ones
+_ROUNDS = 8
 _LONGEST_PROMPT = 2048  # tokens: more would only make the start slow
 
 
@@ -80,30 +81,28 @@ class Office:
         self.scheduler = _scheduler(options, num_blocks)
         for _ in range(options.running + options.waiting):
             self._add()
-        computed = 0
-        while computed < options.running * self.prompt_tokens:  # all prompts, chunk by chunk
-            computed += sum(self._step_plan())
+        while self.scheduler.num_waiting > options.waiting or not all(
+            request.is_decoding for request in self.scheduler.running
+        ):
+            self.step()  # all prompts, chunk by chunk
 
     def step(self) -> float:
-        """Seconds of one step in which every running request gains a token."""
+        """Seconds that the scheduler takes for one step in which every running request gains a token."""
         start = perf_counter()
-        self._step_plan()
-        return perf_counter() - start
+        plan = self.scheduler.schedule()
+        scheduled = perf_counter()
+        assert not plan.preempted_ids, "the pool is too small for what is measured"
+        tokens = [[next(self._token)] if rows else [] for rows in plan.num_logit_rows]
+        sampled = perf_counter()
+        self.scheduler.update(plan, tokens)
+        return perf_counter() - sampled + scheduled - start
 
     def step_with_change(self) -> float:
         """The same where the request that runs longest leaves first, so that a waiting one joins, prompt and all."""
         leaving = self.scheduler.running[0].request_id
         start = perf_counter()
         self.scheduler.finish(leaving, "abort")
-        self._step_plan()
-        return perf_counter() - start
-
-    def _step_plan(self) -> Sequence[int]:
-        plan = self.scheduler.schedule()
-        assert not plan.preempted_ids, "the pool is too small for what is measured"
-        tokens = [[next(self._token)] if rows else [] for rows in plan.num_logit_rows]
-        self.scheduler.update(plan, tokens)
-        return plan.num_new_tokens
+        return perf_counter() - start + self.step()
 
     def _add(self) -> None:
         name = str(next(self._numbers))
@@ -121,12 +120,19 @@ class Office:
 
 
 def run(options: SchedulerOptions, progress: Progress) -> list[Row]:
-    """Plain steps, then steps with a change, on each pool; then prefix lookups."""
-    rows = []
+    """Plain steps, then steps with a change, on all pools by turns, so that a slow moment of the machine meets each."""
+    advance = progress("pools", len(options.pool_sizes))
+    offices = {}
     for pool in options.pool_sizes:
-        advance = progress(f"pool of {pool:,} blocks", 3)
-        office = Office(options, pool)
+        offices[pool] = Office(options, pool)
         advance()
+    for office in offices.values():
+        for _ in range(_WARM_UP):
+            office.step()
+    plain = _by_turns(offices, Office.step, progress("decode steps", _ROUNDS))
+    changed = _by_turns(offices, Office.step_with_change, progress("steps with a change", _ROUNDS))
+    rows = []
+    for pool, office in offices.items():
         row = Row(
             experiment="scheduler",
             case=f"{pool:,} blocks of {options.block_size}, {options.running} running, {options.waiting:,} waiting, "
@@ -136,13 +142,7 @@ def run(options: SchedulerOptions, progress: Progress) -> list[Row]:
             seed=options.seed,
             notes="schedule and update with made-up tokens; prefix caching on",
         )
-        for _ in range(_WARM_UP):
-            office.step()
-        plain = [office.step() for _ in range(office.steps)]
-        advance()
-        changed = [office.step_with_change() for _ in range(office.steps)]
-        advance()
-        for name, seconds in (("decode step", plain), ("step with one leaving, one joining", changed)):
+        for name, seconds in (("decode step", plain[pool]), ("step with one leaving, one joining", changed[pool])):
             for part, label in ((0.5, "median"), (0.99, "p99")):
                 target = _DECODE_STEP if (name, part, options.running) == ("decode step", 0.5, 256) else None
                 value = row.of(f"{name}, {label}", [quantile(seconds, part) * 1e6], "µs", target=target)
@@ -151,6 +151,19 @@ def run(options: SchedulerOptions, progress: Progress) -> list[Row]:
     ratio = max(steps) / min(steps)
     flat = replace(row, case="all pools").of("slowest decode step over fastest", [ratio], "x", target=_FLAT)
     return [*rows, flat, *_lookup(options)]
+
+
+def _by_turns(
+    offices: Mapping[int, Office], step: Callable[[Office], float], advance: Callable[[], None]
+) -> dict[int, list[float]]:
+    """Seconds of each office's steps, some of each office in every round."""
+    seconds: dict[int, list[float]] = {pool: [] for pool in offices}
+    for turn in range(_ROUNDS):
+        for pool, office in offices.items():
+            share = office.steps * (turn + 1) // _ROUNDS - office.steps * turn // _ROUNDS
+            seconds[pool] += [step(office) for _ in range(share)]
+        advance()
+    return seconds
 
 
 def _lookup(options: SchedulerOptions) -> list[Row]:
