@@ -1,11 +1,14 @@
 """Random steps over a poisoned pool, what float64 and what torch's own low precision make of them, and the judge."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tests.kernels.accuracy import SINGLE, assert_by_the_rule, assert_within, unit
 from weft.kernels import cache_write, paged_decode, paged_prefill
 from weft.kernels.paged import HeadRotation, PagedKeys, Scoring
 from weft.kernels.paged_decode import NewTokens
@@ -176,6 +179,34 @@ def prefill(step: Step, pool: Tensor, **options: object) -> Tensor:
     return paged_prefill.paged_prefill(
         query.flatten(1), step.paged(pool), step.scoring, num_query_heads=step.num_query_heads, **options
     )
+
+
+def rounding_of(step: Step) -> float:
+    """How far roundings on the way can move a result of attention, whatever their signs.
+
+    Queries and keys are made in float32 and rounded once (u each, of |q||k| by Cauchy and Schwarz), their product and
+    softmax are float32 sums; scores that are off by d move a softmax by e^2d - 1 at most; weights are rounded once (u).
+    """
+    wide = step.to(torch.float64)
+    pool = wide.pool.clone()
+    query = cache_write.reference(wide.qkv, wide.new.positions, wide.new.slots, wide.new.rotation, pool, LAYER)
+    keys, values = pool[0, LAYER].nan_to_num(), pool[1, LAYER].nan_to_num()
+    product = (query.norm(dim=-1).max() * keys.norm(dim=-1).max()).item() * step.scoring.scale
+    u, head_dim, count = unit(step.qkv.dtype), query.shape[-1], max(step.lengths)
+    off = product * (2.1 * u + (2 * head_dim + 16) * SINGLE) + 16 * SINGLE * (step.scoring.soft_cap or 0.0)
+    return values.abs().max().item() * min(2.0, math.expm1(2 * off) + 2 * u + (count + 64) * SINGLE)
+
+
+def assert_attends(found: Tensor, step: Step, exact: Tensor | None = None) -> None:
+    """Every value of one step within what rounding can do (`rounding_of`) of the truth."""
+    assert_within(found, truth(step)[0] if exact is None else exact, rounding_of(step))
+
+
+def assert_many_by_the_rule(run: Callable[[Step], Tensor], steps: list[Step]) -> None:
+    """Errors over many steps by the rule."""
+    exact = [truth(step)[0].flatten() for step in steps]
+    found, low = ([function(step).flatten() for step in steps] for function in (run, torch_low_precision))
+    assert_by_the_rule(*(torch.cat(values) for values in (found, low, exact)))
 
 
 def assert_as_accurate(found: Tensor, torchs: Tensor, exact: Tensor, *, rms: float = 3.0, most: float = 6.0) -> None:

@@ -2,7 +2,8 @@
 
 For each chunk the product with the head is made, one program a row turns it in place into the gradient of the logits
 and leaves the row's loss, and two more products take that gradient back; memory is one chunk of logits. Loss and
-softmax are float32; the gradient is rounded to the logits' dtype, as the plain order rounds it.
+softmax are float32; the gradient of the logits is rounded to their dtype, as the plain order rounds it, and the
+gradients of its inputs once at the end.
 """
 
 import torch
@@ -25,7 +26,7 @@ def reference(hidden: Float[Tensor, "T E"], head: Float[Tensor, "V E"], targets:
 
 
 @jit
-def _kernel(logits, stride, targets, losses, scale, vocab_size, BLOCK: tl.constexpr, IGNORED: tl.constexpr):
+def _kernel(logits, stride, targets, losses, vocab_size, BLOCK: tl.constexpr, IGNORED: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets + row).to(tl.int64)
     line = logits + row * stride
@@ -44,7 +45,7 @@ def _kernel(logits, stride, targets, losses, scale, vocab_size, BLOCK: tl.conste
         tl.store(losses + row, 0.0)
     else:
         tl.store(losses + row, top - tl.load(line + target).to(tl.float32) + log_sum)
-    factor = tl.where(target == IGNORED, 0.0, tl.load(scale))
+    factor = tl.where(target == IGNORED, 0.0, 1.0)  # scaled at the end: float16 keeps small weights
     tl.debug_barrier()  # the target's logit is read before it is overwritten
     for start in range(0, vocab_size, BLOCK):
         token = start + tl.arange(0, BLOCK)
@@ -62,7 +63,7 @@ class _CrossEntropy(torch.autograd.Function):
         count = len(hidden)
         scale = 1.0 / (targets != IGNORED).sum(dtype=torch.float32)
         losses = torch.empty(count, dtype=torch.float32, device=hidden.device)
-        hidden_gradient = torch.empty_like(hidden)
+        hidden_gradient = torch.empty_like(hidden, dtype=torch.float32)
         head_gradient = torch.zeros_like(head, dtype=torch.float32)
         for start in range(0, count, chunk):
             rows = slice(start, start + chunk)
@@ -72,21 +73,29 @@ class _CrossEntropy(torch.autograd.Function):
                 logits.stride(0),
                 targets[rows],
                 losses[rows],
-                scale,
                 logits.shape[1],
                 BLOCK=BLOCK,
                 IGNORED=IGNORED,
                 num_warps=8,
             )
-            hidden_gradient[rows] = logits @ head
-            head_gradient += logits.T @ hidden[rows]
-        ctx.save_for_backward(hidden_gradient, head_gradient.to(head.dtype))  # type: ignore[attr-defined]
+            hidden_gradient[rows] = _wide_product(logits, head)
+            head_gradient += _wide_product(logits.T, hidden[rows])
+        ctx.save_for_backward(hidden_gradient, head_gradient, scale)  # type: ignore[attr-defined]
+        ctx.dtype = hidden.dtype  # type: ignore[attr-defined]
         return losses.sum() * scale
 
     @staticmethod
     def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        hidden, head = ctx.saved_tensors  # type: ignore[attr-defined]
-        return hidden * gradient, head * gradient, None, None
+        hidden, head, scale = ctx.saved_tensors  # type: ignore[attr-defined]
+        dtype, factor = ctx.dtype, gradient * scale  # type: ignore[attr-defined]
+        return (hidden * factor).to(dtype), (head * factor).to(dtype), None, None
+
+
+def _wide_product(left: Tensor, right: Tensor) -> Tensor:
+    """A product that stays in float32, since it is summed over chunks and scaled before it is rounded."""
+    if left.device.type == "cuda" and left.dtype != torch.float32:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
 
 
 def cross_entropy(
@@ -121,7 +130,6 @@ SPECIALISATIONS = tuple(
             "stride": "i32",
             "targets": "*i64",
             "losses": "*fp32",
-            "scale": "*fp32",
             "vocab_size": "i32",
         },
         constants={"BLOCK": BLOCK, "IGNORED": IGNORED},
