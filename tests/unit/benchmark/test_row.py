@@ -81,7 +81,7 @@ def test_a_table_shows_values_targets_verdicts_and_where(capsys: pytest.CaptureF
 
 def test_this_machine_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     small = calibration.calibrate(torch.device("cpu"), copied_bytes=1 << 16, width=32)
-    assert set(small) == {"copy_gb_per_s", "gemm_gflop_per_s"}
+    assert set(small) == {"copy_gb_per_s", "read_gb_per_s", "gemm_gflop_per_s"}
     assert all(rate > 0 for rate in small.values())
     monkeypatch.setattr("weft.benchmark.provenance.calibrate", lambda device: small)
     here = Provenance.here(torch.device("cpu"))

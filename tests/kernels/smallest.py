@@ -1,0 +1,94 @@
+"""Every kernel once, forward and back, at shapes a few tiles large: what compute-sanitizer is run over.
+
+    python -m tests.kernels.smallest [part of a name]
+
+Where there is no GPU the same runs in Triton's interpreter (TRITON_INTERPRET=1), which keeps the list from going stale.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from tests.kernels.paged_step import Step, decode, make_step, own_reference, prefill
+from weft.benchmark.kernels.contender import RIGHT, worst_error
+from weft.benchmark.kernels.small_operations import Widths, small_operations
+from weft.kernels.flash_attention import attention_reference, flash_attention
+
+_WIDTHS = Widths(name="smallest", hidden=96, inner=80, packed=112, vocab_size=70, loss_tokens=5)
+_MOST_ROWS = 64
+
+Case = Callable[[torch.device, torch.dtype], float]
+
+
+def cases() -> dict[str, Case]:
+    """By name, each gives the error of its kernel as a part of the result."""
+    found: dict[str, Case] = {
+        "flash attention, dense": _flash(None),
+        "flash attention, packed": _flash((0, 1, 1, 20, 37)),
+        "paged decode, rotation and write": _decode,
+        "paged prefill, rotation and write": _prefill,
+    }
+    for operation in small_operations(_WIDTHS):
+        if operation.inputs[0][0] <= _MOST_ROWS:
+            found[operation.name] = _small(operation.name)
+    return found
+
+
+def run(part: str, device: torch.device, dtype: torch.dtype) -> int:
+    """Run the cases whose name has this part, say how each went, and count those that are wrong."""
+    wrong = 0
+    for name, case in cases().items():
+        if part in name:
+            error = 100 * case(device, dtype)
+            wrong += not RIGHT.met(error)
+            print(f"{name}: error {error:.3f} %{'' if RIGHT.met(error) else ', WRONG'}", flush=True)
+    return wrong
+
+
+def _flash(starts: tuple[int, ...] | None) -> Case:
+    def case(device: torch.device, dtype: torch.dtype) -> float:
+        tokens = (2, 37) if starts is None else (37,)
+        query, gradient = (torch.randn(*tokens, 4, 64, device=device, dtype=dtype) for _ in range(2))
+        key, value = (torch.randn(*tokens, 2, 64, device=device, dtype=dtype) for _ in range(2))
+        packed = None if starts is None else torch.tensor(starts, dtype=torch.int32, device=device)
+        results = []
+        for attend, wide in ((flash_attention, dtype), (attention_reference, torch.float64)):
+            leaves = [tensor.detach().to(wide).requires_grad_() for tensor in (query, key, value)]
+            output = attend(*leaves, causal=True, query_starts=packed)[0]
+            results.append([output.detach(), *torch.autograd.grad(output, leaves, gradient.to(wide))])
+        return worst_error(*results)
+
+    return case
+
+
+def _step(counts: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Step:
+    step = make_step((1, 17, 33), counts, heads=(4, 2), head_dim=64, dtype=dtype, device=device, norm=True)
+    return replace(step, pool=step.pool.nan_to_num())
+
+
+def _decode(device: torch.device, dtype: torch.dtype) -> float:
+    step = _step((1, 1, 1), device, dtype)
+    return worst_error([decode(step, step.pool.clone())], [own_reference(step.to(torch.float64))[0]])
+
+
+def _prefill(device: torch.device, dtype: torch.dtype) -> float:
+    step = _step((1, 3, 20), device, dtype)
+    return worst_error([prefill(step, step.pool.clone())], [own_reference(step.to(torch.float64))[0]])
+
+
+def _small(name: str) -> Case:
+    def case(device: torch.device, dtype: torch.dtype) -> float:
+        (operation,) = [one for one in small_operations(_WIDTHS) if one.name == name]
+        inputs = [torch.randn(shape, device=device, dtype=operation.dtype or dtype) for shape in operation.inputs]
+        return worst_error(operation.weft(*inputs), operation.peer(*(tensor.double() for tensor in inputs)))
+
+    return case
+
+
+if __name__ == "__main__":
+    if not torch.cuda.is_available():
+        sys.exit("a GPU is needed")
+    torch.manual_seed(0)
+    sys.exit(min(run(sys.argv[1] if len(sys.argv) > 1 else "", torch.device("cuda"), torch.bfloat16), 1))

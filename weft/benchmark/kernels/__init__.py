@@ -1,0 +1,1 @@
+"""Kernels beside their peers, in one process: what `weft bench kernels` measures, an operation a file."""
