@@ -298,6 +298,7 @@ def paged_prefill(
         PRECISION="ieee",
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        enable_fp_fusion=False,  # or the loops with and without a mask round differently, and chunks show in the bits
     )
     return out
 
@@ -342,6 +343,7 @@ def _specialisation(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         aligned=frozenset({*tensors, *integers, "query_stride"}),
+        options={"enable_fp_fusion": False},
         capabilities=capabilities,
     )
 

@@ -4,14 +4,25 @@ from weft.kernels._jit import jit, tl
 
 
 @jit
+def exponential(x):
+    """The exponential of float32 values, as closely as exp2 is: what `x / ln 2` loses to rounding is put back.
+
+    That loss alone is |x| half units of the result, 40 of them at -80.
+    """
+    turns = x * 1.4426950408889634
+    lost = tl.fma(x, tl.full(x.shape, 1.4426950408889634, tl.float32), -turns) + x * 1.92596298909109e-08
+    return tl.exp2(turns) * (1.0 + lost * 0.6931471805599453)
+
+
+@jit
 def tanh(x):
     """The hyperbolic tangent of float32 values; near 0, where a quotient cancels, a series (next term below 2e-9)."""
     square = x * x
     series = -0.05396825396825397 + square * 0.021869488536155203
     series = 1.0 + square * (-0.3333333333333333 + square * (0.13333333333333333 + square * series))
     magnitude = tl.abs(x)
-    decay = tl.exp(-2.0 * magnitude)
-    quotient = (1.0 - decay) / (1.0 + decay)
+    decay = exponential(-2.0 * magnitude)
+    quotient = tl.div_rn(1.0 - decay, 1.0 + decay)
     return tl.where(magnitude < 0.25, x * series, tl.where(x < 0, -quotient, quotient))
 
 

@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from weft.errors import KernelError
 from weft.kernels._jit import cdiv, jit, runs_on, tl
+from weft.kernels.pieces import exponential
 from weft.kernels.specialisation import Specialisation
 
 BLOCK = 1024
@@ -21,8 +22,8 @@ def reference(gate_up: Float[Tensor, "T 2*I"]) -> Float[Tensor, "T I"]:
 @jit
 def silu(x):
     """`x * sigmoid(x)` of float32 values, by the sign for which the exponential does not overflow."""
-    decay = tl.exp(-tl.abs(x))
-    return x * tl.where(x < 0, decay, 1.0) / (1.0 + decay)
+    decay = exponential(-tl.abs(x))
+    return tl.div_rn(x * tl.where(x < 0, decay, 1.0), 1.0 + decay)
 
 
 @jit
