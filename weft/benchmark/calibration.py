@@ -29,7 +29,7 @@ def calibrate(device: Any, *, copied_bytes: int | None = None, width: int | None
     matrix, vector = source.view(-1, _COLUMNS), source[:_COLUMNS]
     reads = _READS if on_gpu else 1
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    left, right = (torch.ones(width, width, dtype=dtype, device=device) for _ in range(2))
+    left, right = (torch.randn(width, width, dtype=dtype, device=device) for _ in range(2))
 
     def wait() -> None:
         if on_gpu:

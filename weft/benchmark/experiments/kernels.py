@@ -60,7 +60,8 @@ def run(options: KernelsOptions, progress: Progress) -> list[Row]:
     from weft.inference.placement import place as place_of
 
     device = place_of(ModelConfig(model="-", device=options.device), None).device
-    torch.cuda.set_device(device)
+    if device.index is not None:
+        torch.cuda.set_device(device)
     place = Place(
         device=device,
         dtype=torch.bfloat16,
