@@ -4,6 +4,7 @@ A block is free (nobody's, its content worthless), cached (nobody's, its content
 owned (by as many as it has references). The three always add up to the pool.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 
@@ -17,7 +18,8 @@ class BlockAllocator:
         self.num_blocks = num_blocks
         self._on_evict = on_evict
         self._references: dict[int, int] = {}
-        self._cached: dict[int, None] = {}  # least recently released first
+        # Least recently released first. A plain dict finds its first entry by stepping over all that left before it.
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._returned: list[int] = []  # free blocks that were owned before
         self._num_fresh = 0  # blocks below this number have been handed out at least once
 
@@ -90,7 +92,6 @@ class BlockAllocator:
         if self._num_fresh < self.num_blocks:
             self._num_fresh += 1
             return self._num_fresh - 1
-        block = next(iter(self._cached))
-        del self._cached[block]
+        block, _ = self._cached.popitem(last=False)
         self._on_evict(block)
         return block

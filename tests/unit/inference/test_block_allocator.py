@@ -1,3 +1,6 @@
+from statistics import median
+from time import perf_counter
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -74,3 +77,15 @@ TestAllocatorAgainstSets = AllocatorAgainstSets.TestCase
 def test_sharing_a_free_block_asserts() -> None:
     with pytest.raises(AssertionError, match="free"):
         BlockAllocator(2).share([0])
+
+
+def test_an_eviction_costs_the_same_however_many_went_before() -> None:
+    allocator = BlockAllocator(60_000)
+    allocator.release(allocator.allocate(60_000) or [], keep=lambda block: True)
+    seconds = []
+    for _ in range(600):
+        start = perf_counter()
+        allocator.allocate(100)
+        seconds.append(perf_counter() - start)
+    # A list that is searched from its start costs twenty times as much at its end.
+    assert median(seconds[-50:]) < 5 * median(seconds[:50])
