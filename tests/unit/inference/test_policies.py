@@ -1,6 +1,7 @@
 """Each policy's own promise, on a virtual clock: who goes first, who waits, and for how long at most."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -8,8 +9,8 @@ import pytest
 from weft.config import BlockGeometry, SchedulerConfig
 from weft.errors import ConfigError
 from weft.inference.plan import StepPlan
-from weft.inference.policies import build_policy, known_policies
-from weft.inference.policies.prefix_first import MAX_OVERTAKEN
+from weft.inference.policies import build_policy, fair, known_policies
+from weft.inference.policies.prefix_first import MAX_OVERTAKEN, WINDOW, PrefixFirst
 from weft.inference.request import Request
 from weft.inference.sampling_params import SamplingParams
 from weft.inference.scheduler import Scheduler
@@ -19,6 +20,8 @@ TOKEN = 3
 
 class Desk:
     """A scheduler of this policy, and requests that all go on until their length."""
+
+    request: type[Request] = Request
 
     def __init__(self, policy: str, *, num_blocks: int = 1000, block_size: int = 4, **options: Any) -> None:
         config = SchedulerConfig(policy=policy, **options)
@@ -32,7 +35,7 @@ class Desk:
         # Prompts of numbers that no other prompt begins with.
         tokens = [hash(request_id) % 1000 + 10] * prompt if isinstance(prompt, int) else list(prompt)
         self.scheduler.add(
-            Request(
+            self.request(
                 request_id=request_id,
                 token_ids=tokens,
                 num_prompt_tokens=len(tokens),
@@ -212,6 +215,19 @@ def test_deadline_prompts_that_are_being_read_keep_that_order_too() -> None:
     assert dict(zip(plan.request_ids, plan.num_new_tokens, strict=True)) == {"tight": 3, "lax": 1}
 
 
+def test_deadline_in_a_dry_pool_the_prompt_that_is_due_last_gives_way_whenever_it_came() -> None:
+    desk = Desk("deadline", max_num_seqs=2, num_blocks=8, block_size=4, max_num_batched_tokens=8, max_chunk_tokens=4)
+    desk.add("lax", 30, ttft_deadline_s=50.0)
+    desk.step()
+    desk.add("tight", 30, ttft_deadline_s=5.0)
+    preempted: list[str] = []
+    while desk.scheduler.num_waiting or not all(request.is_decoding for request in desk.scheduler.running):
+        preempted += desk.step().preempted_ids
+        if "tight" not in desk.scheduler:
+            break
+    assert set(preempted) == {"lax"}
+
+
 def test_prefix_first_takes_the_longest_cached_prefix() -> None:
     desk = Desk("prefix_first", max_num_seqs=1)
     known = list(range(100, 112))
@@ -233,6 +249,33 @@ def test_prefix_first_lets_nobody_wait_for_more_than_so_many_others() -> None:
         desk.add(f"hot {index}", [*known, index])
     order = desk.run()
     assert order.index("cold") == 1 + MAX_OVERTAKEN
+
+
+@dataclass
+class Line:
+    """Requests that wait, the last of which finds most in the cache."""
+
+    waiting: tuple[Request, ...]
+    running: tuple[Request, ...] = ()
+
+    def num_cached_tokens(self, request: Request) -> int:
+        return int(request is self.waiting[-1])
+
+
+def test_prefix_first_counts_on_for_a_request_that_preempted_ones_push_out_of_the_window() -> None:
+    desk = Desk("prefix_first", max_num_seqs=1)
+    for index in range(WINDOW + 4):
+        desk.add(str(index))
+    *early, one, other, third, fourth, fifth = desk.scheduler.waiting
+    policy = desk.scheduler._policy
+    assert isinstance(policy, PrefixFirst)
+    for later in (one, other):
+        assert next(policy.candidates(Line((*early, later)))) is later
+        policy.admitted(later)
+        next(policy.candidates(Line((third, fourth, *early, fifth))))  # the two are back, for a step
+    assert {policy._overtaken[request] for request in early} == {2}
+    next(policy.candidates(Line((third,))))
+    assert policy._overtaken.keys() == {third}, "who is gone is forgotten"
 
 
 def served_cost(desk: Desk, requests: Sequence[Request]) -> dict[str | None, int]:
@@ -290,6 +333,48 @@ def test_fair_a_preempted_request_is_not_charged_twice() -> None:
     assert set(desk.scheduler._policy._served.values()) <= {2 + 2 * 6, 2 + 2 * 5}  # type: ignore[attr-defined]
 
 
+def test_fair_remembers_no_more_than_so_many_of_those_who_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair, "MAX_ABSENT", 10)
+    desk = Desk("fair", max_num_seqs=1)
+    for index in range(300):  # a new user with each request, and always somebody who waits
+        desk.add(str(index), 3, user=str(index))
+        if index > 2:
+            desk.step()
+            assert len(desk.scheduler._policy._served) <= 10 + len(desk.scheduler.waiting) + 2  # type: ignore[attr-defined]
+
+
+class Touched(Request):
+    """Counts whatever is asked of any of them."""
+
+    count = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        Touched.count += 1
+        return super().__getattribute__(name)
+
+    def __hash__(self) -> int:
+        Touched.count += 1
+        return super().__hash__()
+
+
+@pytest.mark.parametrize("policy", sorted(known_policies()))
+def test_a_step_that_can_admit_nobody_costs_the_same_however_many_wait(policy: str) -> None:
+    costs = []
+    for waiting in (50, 500):
+        desk = Desk(policy, max_num_seqs=4)
+        for index in range(4):
+            desk.add(str(index), 3, 50)
+        desk.step()
+        desk.step()
+        desk.request = Touched
+        for index in range(waiting):
+            desk.add(f"waiting {index}", 3)
+        Touched.count = 0
+        desk.step()
+        costs.append(Touched.count)
+    assert costs[0] == costs[1]
+
+
 @pytest.mark.parametrize("policy", sorted(known_policies()))
 def test_options_of_another_policy_are_an_error(policy: str) -> None:
     values = {"max_prefills_per_round": 2, "priority_ageing_s": 5.0}
@@ -304,7 +389,11 @@ def test_options_of_another_policy_are_an_error(policy: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"max_prefills_per_round": 0}, {"priority_ageing_s": 0}, {"priority_ageing_s": float("nan")}, {"policy": ""}],
+    [
+        {"max_prefills_per_round": 0},
+        *({"priority_ageing_s": seconds} for seconds in (0, -1.0, float("nan"), float("inf"), 10**400)),
+        {"policy": ""},
+    ],
     ids=str,
 )
 def test_values_that_cannot_be_are_errors(options: dict[str, Any]) -> None:

@@ -1,6 +1,8 @@
 """The same share for every user, whatever each asks for: virtual token counters (Sheng et al. 2024, Algorithm 2)."""
 
 from collections.abc import Iterator, Sequence
+from heapq import nlargest
+from operator import itemgetter
 
 from weft.config import SchedulerConfig
 from weft.inference.policies.interface import Policy, SchedulerView
@@ -8,6 +10,8 @@ from weft.inference.request import Request
 
 # What a user is charged: a token written weighs as much as two read.
 READ_COST, WRITE_COST = 1, 2
+# Of the users who left with more than their share, how many are remembered: those who had most.
+MAX_ABSENT = 1024
 
 
 class Fair(Policy):
@@ -55,6 +59,8 @@ class Fair(Policy):
         counters = {user: max(least, self._served.get(user, 0)) for user in present}
         # Who left with more than the least has to find that again; who left with less would start at the least anyway.
         gone = {user: cost for user, cost in self._served.items() if user not in present and known and cost > least}
+        if len(gone) > MAX_ABSENT:  # to half of it, so that not every departure sorts them
+            gone = dict(nlargest(MAX_ABSENT // 2, gone.items(), key=itemgetter(1)))
         self._served = gone | counters
         alive = set(running) | set(waiting)
         self._charged = {request: cost for request, cost in self._charged.items() if request in alive}

@@ -32,7 +32,7 @@ class Policy(ABC):
 
     The scheduler keeps three promises for every policy, so that none can starve a request by itself: a request that
     finds no room closes the door to all who wait behind it in that step; what is running gives way only when the pool
-    is dry; and nobody is admitted in a step in which somebody had to give way.
+    is dry; and once somebody had to give way in a step, nobody else is admitted in it.
     """
 
     # The fields of SchedulerConfig that only some policies read, and this one does.

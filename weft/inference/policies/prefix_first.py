@@ -23,8 +23,13 @@ class PrefixFirst(Policy):
 
     def candidates(self, view: SchedulerView) -> Iterator[Request]:
         yield from view.running
-        self._window = list(view.waiting[:WINDOW])
-        self._overtaken = {request: self._overtaken.get(request, 0) for request in self._window}
+        waiting = view.waiting
+        self._window = list(waiting[:WINDOW])
+        counts = {request: self._overtaken.get(request, 0) for request in self._window}
+        pushed_out = self._overtaken.keys() - counts.keys()  # admitted or ended; or preempted ones came before it
+        if pushed_out:
+            counts |= {request: self._overtaken[request] for request in pushed_out.intersection(waiting)}
+        self._overtaken = counts
         while self._window:
             chosen = self._choose(view)
             yield chosen
@@ -35,7 +40,7 @@ class PrefixFirst(Policy):
         place = self._window.index(request)
         for earlier in self._window[:place]:
             self._overtaken[earlier] += 1
-        del self._window[place]
+        del self._window[place], self._overtaken[request]
 
     def _choose(self, view: SchedulerView) -> Request:
         for request in self._window:

@@ -1,6 +1,7 @@
 """Static batching: a batch is admitted together and runs until all of it has finished. The measure for the others."""
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 from weft.config import SchedulerConfig
 from weft.inference.policies.interface import Policy, SchedulerView
@@ -15,7 +16,8 @@ class Static(Policy):
         self._batch: frozenset[Request] = frozenset()  # requests, not ids: an id may come back as another request
 
     def candidates(self, view: SchedulerView) -> Iterator[Request]:
-        members = [request for request in view.waiting if request in self._batch]
+        # Nobody of a later batch comes in, so who is left of this one waits before all others.
+        members = list(takewhile(self._batch.__contains__, view.waiting))
         if not view.running and not members:
             members = list(view.waiting[: self._max_num_seqs])
             self._batch = frozenset(members)
