@@ -4,7 +4,7 @@ Knows names and ranges only: which policies, backends and models exist is known 
 (the size of the pool, the dtype chosen) are returned by whoever derives them and never written back here.
 """
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
@@ -50,7 +50,7 @@ def named(owner: str, **values: str) -> None:
 
 def is_duration(value: object) -> bool:
     """Whether this is a finite number of seconds above 0."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 @strict

@@ -9,7 +9,7 @@ import logging
 import operator
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import SupportsIndex
@@ -41,6 +41,8 @@ from weft.models.checkpoint.interface import Checkpoint
 from weft.models.checkpoint.load import load_model, read_config, read_specs
 
 logger = logging.getLogger("weft")
+
+MAX_PRIORITY = 2**53  # whole numbers up to here are exact in a float, in which policies reckon
 
 
 class Engine:
@@ -114,9 +116,12 @@ class Engine:
 
     def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         """Raise the typed error that `add_request` would raise, and change nothing."""
-        if len(prompt_token_ids) == 0:
+        token_ids = as_token_ids(prompt_token_ids)
+        if not isinstance(params, SamplingParams):
+            raise SamplingParamsError(f"params must be SamplingParams, got {params!r}")
+        if not token_ids:
             raise EmptyPromptError("the prompt has no tokens", hint="give at least one token, a BOS for instance")
-        for index, token in enumerate(as_token_ids(prompt_token_ids)):
+        for index, token in enumerate(token_ids):
             if not 0 <= token < self.vocab_size:
                 raise TokenOutOfRangeError(
                     f"prompt_token_ids[{index}]={token} is outside the vocabulary of {self.vocab_size} tokens"
@@ -158,11 +163,18 @@ class Engine:
         cache_salt: only requests of the same salt share cached prefixes.
         Raises: RequestError and its kinds; the engine is then as it was.
         """
+        if not isinstance(request_id, str):
+            raise RequestError(f"request_id must be a string, got {request_id!r}")
         if request_id in self._scheduler:
             raise DuplicateRequestError(f"request_id={request_id!r} is still in use")
         self.validate(prompt_token_ids, params)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise RequestError(f"priority must be an integer, got {priority!r}")
+        if abs(priority) > MAX_PRIORITY:
+            raise RequestError(
+                f"priority, a number of {priority.bit_length()} bits, is beyond what can be ordered",
+                hint=f"a number from -{MAX_PRIORITY} to {MAX_PRIORITY}",
+            )
         if ttft_deadline_s is not None and not is_duration(ttft_deadline_s):
             raise RequestError(f"ttft_deadline_s must be a number of seconds above 0, got {ttft_deadline_s!r}")
         for name, text in (("user", user), ("cache_salt", cache_salt)):
@@ -191,11 +203,19 @@ class Engine:
         return self._scheduler.has_requests
 
     def step(self) -> list[StepOutput]:
-        """One step of every request that the scheduler picks: what each gained, and whether it ended."""
+        """One step of every request that the scheduler picks: what each gained, and whether it ended.
+
+        If it raises, out of memory or interrupted, every request is still there and the next step goes on from the
+        tokens given out so far.
+        """
         if not self._scheduler.has_requests:
             return []
-        plan = self._scheduler.schedule()
-        outputs = self._scheduler.update(plan, self._runner.execute(plan).tokens())
+        try:
+            plan = self._scheduler.schedule()
+            outputs = self._scheduler.update(plan, self._runner.execute(plan).tokens())
+        except BaseException:
+            self._scheduler.restart()
+            raise
         if not self._scheduler.has_requests:
             self._scheduler.check_idle()
         return outputs
@@ -221,16 +241,23 @@ class Engine:
     def _check_queue(self, num_tokens: int) -> None:
         requests, tokens = self._queue_limits
         if requests is not None and self._scheduler.num_waiting >= requests:
-            raise QueueFullError(f"{self._scheduler.num_waiting} requests wait, max_num_queued_requests={requests}")
+            raise QueueFullError(
+                f"{self._scheduler.num_waiting} requests wait, max_num_queued_requests={requests}",
+                hint="try again when some have started, or raise max_num_queued_requests",
+            )
         if tokens is not None and self._scheduler.num_waiting_tokens + num_tokens > tokens:
             raise QueueFullError(
                 f"{self._scheduler.num_waiting_tokens} tokens wait and {num_tokens} more would exceed "
-                f"max_num_queued_tokens={tokens}"
+                f"max_num_queued_tokens={tokens}",
+                hint="try again when some have started, or raise max_num_queued_tokens",
             )
 
 
 def as_token_ids(prompt: Iterable[object]) -> list[int]:
     """Plain integers from whatever holds integers (NumPy's and torch's too). Raises: RequestError."""
+    # A tensor without an axis calls itself iterable.
+    if isinstance(prompt, str | bytes | Mapping) or not isinstance(prompt, Iterable) or getattr(prompt, "ndim", 1) == 0:
+        raise RequestError(f"prompt_token_ids must be a list of token ids, got {prompt!r}")
     token_ids = []
     for index, token in enumerate(prompt):
         if isinstance(token, bool) or not isinstance(token, SupportsIndex):

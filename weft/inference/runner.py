@@ -75,6 +75,8 @@ class ModelRunner:
 
     def _sample(self, logits: Float[Tensor, "R V"], rows: SamplingRows) -> Int[Tensor, "R"]:
         """A token for each row. If the sampler raises, row by row: only the row at fault gets -1."""
+        if len(logits) == 0:  # chunks that stop short: a sampler need not know of them
+            return torch.empty(0, dtype=torch.int64, device=logits.device)
         try:
             return self._sampler(logits, rows)
         except Exception:

@@ -183,6 +183,16 @@ class Scheduler:
                 return self._end(place[request_id], (), reason)
         return None
 
+    def restart(self) -> None:
+        """Whoever runs gives back row and blocks and waits, before all others, to compute its tokens again.
+
+        For a step that failed between `schedule` and `update`: nobody knows how much of its plan the device took in.
+        """
+        for request in self._running.values():
+            self._vacate(request)
+        self._preempted = {**self._running, **self._preempted}
+        self._running = {}
+
     def check_idle(self) -> None:
         """Raise AssertionError, with the whole equation, if an idle engine still holds a row or a block."""
         allocator = self._allocator

@@ -181,6 +181,15 @@ class ToyEngine(RuleBasedStateMachine):
         assert request_id not in {output.request_id for output in outputs}
         self.take(outputs)
 
+    @precondition(lambda self: self.scheduler.has_requests)
+    @rule(is_executed=st.booleans())
+    def step_that_raises(self, is_executed: bool) -> None:
+        plan = self.plan()
+        if is_executed:
+            self.executor.execute(plan)
+        self.scheduler.restart()
+        assert not self.scheduler.running
+
     @invariant()
     def every_block_is_in_one_state(self) -> None:
         if hasattr(self, "scheduler"):

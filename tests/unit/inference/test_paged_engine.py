@@ -1,11 +1,15 @@
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+import torch
 from torch import Tensor
 
 from tests.unit.inference.conftest import Build
 from weft.batch import SamplingRows
 from weft.config import SchedulerConfig
 from weft.errors import ConfigError, ContextLengthError, QueueFullError, RequestError
-from weft.inference.engine import Engine
+from weft.inference.engine import MAX_PRIORITY, Engine
 from weft.inference.sampling_params import SamplingParams
 from weft.inference.scheduler import StepOutput
 
@@ -150,8 +154,13 @@ def test_salts_share_no_prefix(build: Build) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"priority": 1.5}, {"priority": True}, {"ttft_deadline_s": 0}, {"ttft_deadline_s": "soon"}, {"user": 7}],
-    ids=str,
+    [
+        *({"priority": priority} for priority in (1.5, True, 2**53 + 1, -(10**400))),
+        *({"ttft_deadline_s": seconds} for seconds in (0, -1.0, "soon", float("nan"), 10**400)),
+        {"user": 7},
+        {"cache_salt": 7},
+    ],
+    ids=lambda options: str(options)[:50],
 )
 @pytest.mark.usefixtures("as_users_run_it")
 def test_a_request_refused_leaves_no_trace(build: Build, options: dict[str, object]) -> None:
@@ -160,6 +169,98 @@ def test_a_request_refused_leaves_no_trace(build: Build, options: dict[str, obje
         engine.add_request("a", [10], SamplingParams(), **options)
     assert not engine.has_unfinished_requests()
     assert len(say(engine, [10, 11])) == 6
+
+
+@pytest.mark.parametrize("policy", ["priority", "shortest_first"])
+def test_the_largest_numbers_that_pass_can_be_ordered(build: Build, policy: str) -> None:
+    options = {"priority_ageing_s": 1e308} if policy == "priority" else {}
+    engine = build(policy=policy, max_num_seqs=1, **options)
+    for place, priority in enumerate((MAX_PRIORITY, 0, -MAX_PRIORITY)):
+        engine.add_request(str(place), [10], SamplingParams(max_tokens=2), priority=priority)
+    while engine.has_unfinished_requests():
+        engine.step()
+
+
+@pytest.mark.parametrize("request_id", [1, 1.0, float("nan"), None, ["a"], b"a"], ids=str)
+@pytest.mark.usefixtures("as_users_run_it")
+def test_an_id_is_a_string(build: Build, request_id: Any) -> None:
+    engine = build()
+    with pytest.raises(RequestError, match="request_id must be a string, got"):
+        engine.add_request(request_id, [10], SamplingParams())
+    assert not engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize("prompt", [None, 7, "text", b"text", {1: 2}, torch.tensor(3), [1.0], [[1]]], ids=str)
+@pytest.mark.usefixtures("as_users_run_it")
+def test_a_prompt_that_is_no_list_of_token_ids_is_refused(build: Build, prompt: Any) -> None:
+    engine = build()
+    with pytest.raises(RequestError, match=r"prompt_token_ids(\[0\])? must be"):
+        engine.add_request("a", prompt, SamplingParams())
+    assert len(say(engine, [10, 11])) == 6
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_params_of_another_kind_are_refused(build: Build) -> None:
+    engine = build()
+    for params in (None, {"max_tokens": 3}):
+        with pytest.raises(RequestError, match="params must be SamplingParams, got"):
+            engine.add_request("a", [10], params)  # type: ignore[arg-type]
+    assert not engine.has_unfinished_requests()
+
+
+class FailsOnce:
+    """Stands before a function and raises at its n-th call: in place of it, or once it is done."""
+
+    def __init__(self, function: Callable[..., Any], error: BaseException, at: int, *, done: bool) -> None:
+        self.function, self.error, self.left, self.done = function, error, at, done
+
+    def __call__(self, *args: Any) -> Any:
+        self.left -= 1
+        result = self.function(*args) if self.left or self.done else None
+        if self.left == 0:
+            raise self.error
+        return result
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("at", [1, 2, 5])
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        *(("_state", name) for name in ("apply", "_admit", "_append_blocks", "gather", "commit")),
+        ("_model", "forward"),
+    ],
+)
+def test_a_step_that_raises_loses_nothing_and_the_next_goes_on(
+    build: Build, owner: str, name: str, done: bool, at: int, error: BaseException
+) -> None:
+    prompts = {"a": [10, 11, 12], "b": [20, 21, 22, 23, 24], "c": [30]}
+    engine = build(block_size=2, num_blocks=9, max_chunk_tokens=3)
+    part = getattr(engine._runner, owner)
+    said: dict[str, list[int]] = {name: [] for name in prompts}
+    for request_id, prompt in prompts.items():
+        engine.add_request(request_id, prompt, SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
+    setattr(part, name, FailsOnce(getattr(part, name), error, at, done=done))
+    raised = 0
+    while engine.has_unfinished_requests():
+        try:
+            outputs = engine.step()
+        except (MemoryError, KeyboardInterrupt):
+            raised += 1
+            continue
+        for output in outputs:
+            said[output.request_id] += output.new_token_ids
+    assert raised == 1
+    assert said == {request_id: say(build(), prompt, 9) for request_id, prompt in prompts.items()}
+
+
+def test_a_step_in_which_nobody_wants_a_token_asks_no_sampler(build: Build) -> None:
+    def first_row_speaks(logits: Tensor, rows: SamplingRows) -> Tensor:
+        return logits[0].argmax().expand(len(logits)).clone()  # raises without a row
+
+    engine = build(sampler=first_row_speaks, max_chunk_tokens=2)
+    assert say(engine, [10, 11, 12, 13, 14]) == say(build(), [10, 11, 12, 13, 14])
 
 
 def test_a_policy_of_the_engine_sees_priority_and_clock(build: Build) -> None:
