@@ -39,6 +39,8 @@ def positive(owner: str, **values: int | None) -> None:
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ConfigError(f"{owner}.{name} must be a positive integer, got {value!r}")
+        if value is not None and value >= 2**63:
+            raise ConfigError(f"{owner}.{name} must be below 2**63, got a number of {value.bit_length()} bits")
 
 
 def named(owner: str, **values: str) -> None:

@@ -9,7 +9,7 @@ import logging
 import operator
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from random import Random
 from typing import SupportsIndex
@@ -126,16 +126,16 @@ class Engine:
                 raise TokenOutOfRangeError(
                     f"prompt_token_ids[{index}]={token} is outside the vocabulary of {self.vocab_size} tokens"
                 )
-        if len(prompt_token_ids) >= self.limits.max_model_len:
+        if len(token_ids) >= self.limits.max_model_len:
             raise ContextLengthError(
-                f"the prompt has {len(prompt_token_ids)} tokens, which leaves no room for a new one in "
+                f"the prompt has {len(token_ids)} tokens, which leaves no room for a new one in "
                 f"max_model_len={self.limits.max_model_len}",
                 hint="shorten the prompt or raise max_model_len",
             )
-        longest = max(self._max_len(prompt_token_ids, params), len(prompt_token_ids) + 1)
+        longest = max(self._max_len(len(token_ids), params), len(token_ids) + 1)
         if self.geometry.blocks_for(longest - 1) > self.geometry.num_blocks:  # the last token is never read back
             raise ContextLengthError(
-                f"the prompt of {len(prompt_token_ids)} tokens and max_tokens={params.max_tokens} make {longest} "
+                f"the prompt of {len(token_ids)} tokens and max_tokens={params.max_tokens} make {longest} "
                 f"tokens, and the pool holds {self.geometry.num_blocks * self.geometry.block_size}",
                 hint="lower max_tokens or raise num_blocks",
             )
@@ -167,7 +167,8 @@ class Engine:
             raise RequestError(f"request_id must be a string, got {request_id!r}")
         if request_id in self._scheduler:
             raise DuplicateRequestError(f"request_id={request_id!r} is still in use")
-        self.validate(prompt_token_ids, params)
+        token_ids = as_token_ids(prompt_token_ids)
+        self.validate(token_ids, params)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise RequestError(f"priority must be an integer, got {priority!r}")
         if abs(priority) > MAX_PRIORITY:
@@ -180,17 +181,17 @@ class Engine:
         for name, text in (("user", user), ("cache_salt", cache_salt)):
             if text is not None and not isinstance(text, str):
                 raise RequestError(f"{name} must be a string or None, got {text!r}")
-        self._check_queue(len(prompt_token_ids))
+        self._check_queue(len(token_ids))
         eos = () if params.ignore_eos else self.eos_token_ids
         self._scheduler.add(
             Request(
                 request_id=request_id,
-                token_ids=as_token_ids(prompt_token_ids),
-                num_prompt_tokens=len(prompt_token_ids),
+                token_ids=token_ids,
+                num_prompt_tokens=len(token_ids),
                 params=params,
                 seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
                 stop_token_ids=frozenset((*eos, *params.stop_token_ids)),
-                max_len=self._max_len(prompt_token_ids, params),
+                max_len=self._max_len(len(token_ids), params),
                 cache_salt=cache_salt,
                 arrival_s=self._clock(),
                 priority=priority,
@@ -231,12 +232,12 @@ class Engine:
         """`finish` for a caller who no longer wants the answer."""
         return self.finish(request_id, "abort")
 
-    def _max_len(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> int:
+    def _max_len(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         """Total tokens at which a request ends by length: asked for, or as many as context and pool hold."""
         room = self.limits.max_model_len
         if params.max_tokens is None:
             return min(room, self.geometry.num_blocks * self.geometry.block_size + 1)
-        return min(room, len(prompt_token_ids) + params.max_tokens)
+        return min(room, num_prompt_tokens + params.max_tokens)
 
     def _check_queue(self, num_tokens: int) -> None:
         requests, tokens = self._queue_limits
@@ -256,7 +257,11 @@ class Engine:
 def as_token_ids(prompt: Iterable[object]) -> list[int]:
     """Plain integers from whatever holds integers (NumPy's and torch's too). Raises: RequestError."""
     # A tensor without an axis calls itself iterable.
-    if isinstance(prompt, str | bytes | Mapping) or not isinstance(prompt, Iterable) or getattr(prompt, "ndim", 1) == 0:
+    if (
+        isinstance(prompt, str | bytes | Mapping | Set)
+        or not isinstance(prompt, Iterable)
+        or getattr(prompt, "ndim", 1) == 0
+    ):
         raise RequestError(f"prompt_token_ids must be a list of token ids, got {prompt!r}")
     token_ids = []
     for index, token in enumerate(prompt):

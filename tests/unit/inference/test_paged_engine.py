@@ -65,9 +65,21 @@ def test_a_queue_that_is_full_refuses_and_stays_as_it_was(build: Build) -> None:
     with pytest.raises(QueueFullError, match="8 tokens wait and 3 more"):
         tokens.add_request("b", [5] * 3, SamplingParams())
     tokens.add_request("b", [5] * 2, SamplingParams())
+    tokens.abort("a")
+    tokens.add_request("a", [5] * 8, SamplingParams())
 
 
-@pytest.mark.parametrize("options", [{"block_size": 0}, {"num_blocks": 0}, {"enable_prefix_caching": "yes"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"block_size": 0},
+        {"num_blocks": 0},
+        {"num_blocks": 2**70},
+        {"block_size": 10**400},
+        {"enable_prefix_caching": "yes"},
+    ],
+    ids=lambda options: str(options)[:50],
+)
 def test_a_pool_that_cannot_be_is_an_error_at_construction(build: Build, options: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         build(**options)
@@ -190,13 +202,18 @@ def test_an_id_is_a_string(build: Build, request_id: Any) -> None:
     assert not engine.has_unfinished_requests()
 
 
-@pytest.mark.parametrize("prompt", [None, 7, "text", b"text", {1: 2}, torch.tensor(3), [1.0], [[1]]], ids=str)
+@pytest.mark.parametrize("prompt", [None, 7, "text", b"text", {1: 2}, {1, 2}, torch.tensor(3), [1.0], [[1]]], ids=str)
 @pytest.mark.usefixtures("as_users_run_it")
 def test_a_prompt_that_is_no_list_of_token_ids_is_refused(build: Build, prompt: Any) -> None:
     engine = build()
     with pytest.raises(RequestError, match=r"prompt_token_ids(\[0\])? must be"):
         engine.add_request("a", prompt, SamplingParams())
     assert len(say(engine, [10, 11])) == 6
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_a_prompt_may_be_read_once_only(build: Build) -> None:
+    assert say(build(), iter([10, 11])) == say(build(), [10, 11])  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("as_users_run_it")

@@ -72,6 +72,21 @@ def test_fcfs_an_earlier_prompt_is_never_held_up_by_a_later_one() -> None:
     assert plans[3].num_new_tokens[0] == 30 - 3 * 8, "the long prompt had every budget to itself"
 
 
+def test_fcfs_who_gave_way_comes_back_in_order_before_who_came_later() -> None:
+    desk = Desk("fcfs", max_num_seqs=3)
+    for name in "abcd":
+        desk.add(name, 2, 9)
+    desk.step()
+    for _ in range(2):
+        desk.scheduler._preempt()
+    assert [request.request_id for request in desk.scheduler.waiting] == ["b", "c", "d"]
+    assert desk.step().request_ids == ("a", "b", "c")
+    desk.scheduler._preempt()
+    desk.scheduler.restart()
+    assert [request.request_id for request in desk.scheduler.waiting] == ["a", "b", "c", "d"]
+    assert desk.step().request_ids == ("a", "b", "c")
+
+
 def test_static_a_later_batch_waits_for_the_last_of_this_one() -> None:
     desk = Desk("static", max_num_seqs=2, max_num_batched_tokens=64)
     for name, output in {"a": 1, "b": 9, "c": 1}.items():
@@ -123,6 +138,15 @@ def test_prefill_first_prompts_take_what_they_can_use_and_streams_the_rest() -> 
         {"prompt": 8},
         {"prompt": 4, "stream": 1},
     ]
+
+
+def test_prefill_first_a_prompt_that_finds_no_room_lets_no_later_one_pass() -> None:
+    desk = Desk("prefill_first", max_num_seqs=4, num_blocks=6, block_size=4, max_num_batched_tokens=64)
+    desk.add("stream", 12, 8)
+    desk.step()
+    desk.add("large", 16)
+    desk.add("small", 1)
+    assert desk.step().request_ids == ("stream",)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
@@ -206,6 +230,16 @@ def test_deadline_the_first_token_that_is_due_first_comes_first() -> None:
     assert desk.run() == ["tight", "lax", "none", "very lax"]
 
 
+def test_deadline_counts_from_the_arrival() -> None:
+    desk = Desk("deadline", max_num_seqs=1)
+    desk.add("running")
+    desk.step()
+    desk.add("patient", ttft_deadline_s=30.0)
+    desk.now_s = 27.0
+    desk.add("hurried", ttft_deadline_s=5.0)  # due two seconds later
+    assert desk.run()[1:] == ["patient", "hurried"]
+
+
 def test_deadline_prompts_that_are_being_read_keep_that_order_too() -> None:
     desk = Desk("deadline", max_num_seqs=2, max_num_batched_tokens=4, max_chunk_tokens=3)
     desk.add("lax", 30, ttft_deadline_s=50.0)
@@ -260,6 +294,33 @@ class Line:
 
     def num_cached_tokens(self, request: Request) -> int:
         return int(request is self.waiting[-1])
+
+
+def test_prefix_first_looks_no_further_than_its_window() -> None:
+    desk = Desk("prefix_first", max_num_seqs=1)
+    known = list(range(100, 112))
+    desk.add("warm", known)
+    desk.run()
+    for index in range(WINDOW):
+        desk.add(f"cold {index}")
+    desk.add("hot", [*known, 7])
+    assert desk.run()[1:3] == ["cold 0", "hot"]
+
+
+def test_prefix_first_only_who_came_earlier_is_overtaken() -> None:
+    desk = Desk("prefix_first", max_num_seqs=1)
+    for index in range(4):
+        desk.add(str(index))
+    desk.step()
+    policy = desk.scheduler._policy
+    assert isinstance(policy, PrefixFirst)
+    assert set(policy._overtaken.values()) == {0}
+    first, second, third = desk.scheduler.waiting
+    assert next(policy.candidates(Line((first, second)))) is second
+    policy._window.append(third)
+    policy._overtaken[third] = 0
+    policy.admitted(second)
+    assert policy._overtaken == {first: 1, third: 0}
 
 
 def test_prefix_first_counts_on_for_a_request_that_preempted_ones_push_out_of_the_window() -> None:
@@ -333,6 +394,18 @@ def test_fair_a_preempted_request_is_not_charged_twice() -> None:
     assert set(desk.scheduler._policy._served.values()) <= {2 + 2 * 6, 2 + 2 * 5}  # type: ignore[attr-defined]
 
 
+def test_fair_a_user_who_leaves_and_comes_back_has_not_shed_what_it_was_served() -> None:
+    desk = Desk("fair", max_num_seqs=2)
+    desk.add("b0", 4, 60, user="bob")
+    desk.add("a0", 40, 10, user="ann")
+    while "a0" in desk.scheduler:
+        desk.step()
+    desk.step()  # ann is away and bob goes on, with less so far
+    desk.add("b1", 4, 4, user="bob")
+    desk.add("a1", 4, 4, user="ann")
+    assert desk.run()[2:] == ["b1", "a1"]
+
+
 def test_fair_remembers_no_more_than_so_many_of_those_who_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair, "MAX_ABSENT", 10)
     desk = Desk("fair", max_num_seqs=1)
@@ -340,7 +413,24 @@ def test_fair_remembers_no_more_than_so_many_of_those_who_left(monkeypatch: pyte
         desk.add(str(index), 3, user=str(index))
         if index > 2:
             desk.step()
-            assert len(desk.scheduler._policy._served) <= 10 + len(desk.scheduler.waiting) + 2  # type: ignore[attr-defined]
+            policy = desk.scheduler._policy
+            assert isinstance(policy, fair.Fair)
+            assert len(policy._served) <= 10 + desk.scheduler.num_waiting + 2
+            assert len(policy._charged) <= desk.scheduler.num_waiting + 2
+
+
+def test_fair_of_those_who_left_it_forgets_those_who_had_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair, "MAX_ABSENT", 10)
+    desk = Desk("fair", max_num_seqs=64, max_num_batched_tokens=4096)
+    for index in range(11):
+        desk.add(str(index), 10 + index, user=str(index))
+    desk.add("stays", 1, 50, user="stays")
+    desk.step()
+    desk.add("next", 1, 1, user="next")
+    desk.step()
+    policy = desk.scheduler._policy
+    assert isinstance(policy, fair.Fair)
+    assert policy._served.keys() - {"stays", "next"} == {str(index) for index in range(6, 11)}
 
 
 class Touched(Request):
