@@ -1,5 +1,6 @@
 """Engines on a tiny random Llama."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,10 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build(tiny_llama: Path) -> Build:
     """An engine of the tiny model with these options."""
 
-    def build(sampler: Any = None, observe: Any = None, **options: Any) -> Engine:
+    def build(
+        sampler: Any = None, observe: Any = None, clock: Callable[[], float] = time.monotonic, **options: Any
+    ) -> Engine:
         config = EngineConfig.of(**{"model": str(tiny_llama), "device": "cpu"} | options)
-        return Engine(config, open_checkpoint(str(tiny_llama)), sampler=sampler, observe=observe)
+        return Engine(config, open_checkpoint(str(tiny_llama)), sampler=sampler, observe=observe, clock=clock)
 
     return build

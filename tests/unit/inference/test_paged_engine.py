@@ -239,8 +239,16 @@ class FailsOnce:
         return result
 
 
-@pytest.mark.parametrize("error", [MemoryError("no room"), KeyboardInterrupt()], ids=repr)
-@pytest.mark.parametrize("at", [1, 2, 5])
+PROMPTS = {"a": [10, 11, 12], "b": [20, 21, 22, 23, 24], "c": [30]}
+
+
+@pytest.fixture(scope="module")
+def alone(build: Build) -> dict[str, list[int]]:
+    engine = build(enable_prefix_caching=False)
+    return {request_id: say(engine, prompt, 9) for request_id, prompt in PROMPTS.items()}
+
+
+@pytest.mark.parametrize(("at", "error"), [(1, MemoryError("no room")), (2, KeyboardInterrupt()), (5, MemoryError())])
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(
     ("owner", "name"),
@@ -250,13 +258,12 @@ class FailsOnce:
     ],
 )
 def test_a_step_that_raises_loses_nothing_and_the_next_goes_on(
-    build: Build, owner: str, name: str, done: bool, at: int, error: BaseException
+    build: Build, alone: dict[str, list[int]], owner: str, name: str, done: bool, at: int, error: BaseException
 ) -> None:
-    prompts = {"a": [10, 11, 12], "b": [20, 21, 22, 23, 24], "c": [30]}
     engine = build(block_size=2, num_blocks=9, max_chunk_tokens=3)
     part = getattr(engine._runner, owner)
-    said: dict[str, list[int]] = {name: [] for name in prompts}
-    for request_id, prompt in prompts.items():
+    said: dict[str, list[int]] = {name: [] for name in PROMPTS}
+    for request_id, prompt in PROMPTS.items():
         engine.add_request(request_id, prompt, SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
     setattr(part, name, FailsOnce(getattr(part, name), error, at, done=done))
     raised = 0
@@ -269,7 +276,7 @@ def test_a_step_that_raises_loses_nothing_and_the_next_goes_on(
         for output in outputs:
             said[output.request_id] += output.new_token_ids
     assert raised == 1
-    assert said == {request_id: say(build(), prompt, 9) for request_id, prompt in prompts.items()}
+    assert said == alone
 
 
 def test_a_step_in_which_nobody_wants_a_token_asks_no_sampler(build: Build) -> None:
@@ -286,3 +293,13 @@ def test_a_policy_of_the_engine_sees_priority_and_clock(build: Build) -> None:
     for name, priority in (("low", 3), ("high", -3)):
         engine.add_request(name, [10], greedy, priority=priority)
     assert [output.request_id for _ in range(2) for output in engine.step()] == ["high", "low"]
+
+
+def test_what_a_request_brings_reaches_the_scheduler(build: Build) -> None:
+    engine = build(clock=iter([1.5, 2.5]).__next__)
+    options: dict[str, Any] = {"priority": 3, "user": "ann", "ttft_deadline_s": 4.0, "cache_salt": "one"}
+    for name in ("a", "b"):
+        engine.add_request(name, [10], SamplingParams(), **options)
+    for request, arrival_s in zip(engine._scheduler.waiting, (1.5, 2.5), strict=True):
+        assert {name: getattr(request, name) for name in options} == options
+        assert request.arrival_s == arrival_s
