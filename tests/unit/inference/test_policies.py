@@ -85,6 +85,17 @@ def test_fcfs_who_gave_way_comes_back_in_order_before_who_came_later() -> None:
     assert desk.step().request_ids == ("a", "b", "c")
 
 
+def test_its_own_blocks_found_again_after_a_preemption_are_no_cached_prompt() -> None:
+    desk = Desk("fcfs", max_num_seqs=2)
+    for name in "ab":
+        desk.add(name, 9, 4)
+    desk.step()
+    request = desk.scheduler._preempt()
+    assert desk.scheduler.num_cached_tokens(request) == 8
+    desk.step()
+    assert (request.num_computed_tokens, request.num_cached_tokens) == (10, 0)
+
+
 def test_static_a_later_batch_waits_for_the_last_of_this_one() -> None:
     desk = Desk("static", max_num_seqs=2, max_num_batched_tokens=64)
     for name, output in {"a": 1, "b": 9, "c": 1}.items():
