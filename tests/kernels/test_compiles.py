@@ -29,11 +29,11 @@ KERNELS = [
 TIMEOUT_S = 600
 
 
-def compiled(module: str, capability: int, folder: Path = ROOT) -> list[dict]:
+def compiled(module: str, capability: int, which: str = "launched", *, folder: Path = ROOT) -> list[dict]:
     """What the compiler says about each form of a module, in a process where kernels are no Python functions."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(folder)])
-    command = [sys.executable, "-m", "weft.kernels.specialisation", module, str(capability)]
+    command = [sys.executable, "-m", "weft.kernels.specialisation", module, str(capability), which]
     ran = subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
@@ -49,13 +49,38 @@ def test_every_kernel_module_names_the_forms_it_launches(name: str) -> None:
     assert len(names) == len(set(names)), "two forms of one name"
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("name", KERNELS)
-def test_every_form_builds_and_fits_and_spills_nothing_on_hopper(name: str, capability: int) -> None:
-    rows = compiled(f"weft.kernels.{name}", capability)
-    assert rows, f"nothing of {name} is meant for sm_{capability}"
+OTHERS = [capability for capability in CAPABILITIES if capability != 90]
+
+
+def check(name: str, capability: int, which: str) -> None:
+    rows = compiled(f"weft.kernels.{name}", capability, which)
+    assert rows or which == "forced", f"nothing of {name} is meant for sm_{capability}"
     faults = [f"{row['name']} on sm_{capability}: {fault}" for row in rows for fault in row["faults"]]
     assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_form_that_is_launched_spills_nothing_on_hopper(name: str) -> None:
+    check(name, 90, "launched")
+
+
+@pytest.mark.parametrize("capability", OTHERS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_kernel_builds_and_fits_elsewhere(name: str, capability: int) -> None:
+    check(name, capability, "first")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("capability", OTHERS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_form_builds_and_fits_elsewhere(name: str, capability: int) -> None:
+    check(name, capability, "launched")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", KERNELS)
+def test_forms_that_can_be_forced_spill_nothing_on_hopper(name: str) -> None:
+    check(name, 90, "forced")
 
 
 SPILLING = """
@@ -80,7 +105,7 @@ SPECIALISATIONS = [form("fits", 32), form("spills", 128), form("does_not_build",
 
 def test_a_form_that_spills_and_one_that_does_not_build_are_convicted(tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text(SPILLING)
-    fits, spills, broken = compiled("planted", 90, tmp_path)
+    fits, spills, broken = compiled("planted", 90, folder=tmp_path)
     assert fits["faults"] == []
     assert any("spills" in fault for fault in spills["faults"])
     assert broken["faults"]

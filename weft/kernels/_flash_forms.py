@@ -75,7 +75,9 @@ def _all(candidates_too: bool) -> Iterator[Specialisation]:
                     if direction != "forward":
                         constants["PADDING"] = PADDING
                     kind = ("causal" if causal else "full") + (" packed" if ragged else "")
-                    name = f"{direction} D={head_dim} {dtype} {kind} {tiles}"
+                    name = f"{direction} D={head_dim} {dtype} {kind} {tiles}" + (
+                        " elsewhere" if capabilities == plain else ""
+                    )
                     yield _form(name, kernel, tiles, dtype, constants, capabilities)
     for head_dim in (128, 256):
         constants = {"RAGGED": True, "HAS_LSE_GRADIENT": True, "BLOCK_M": PADDING, "BLOCK_D": head_dim}

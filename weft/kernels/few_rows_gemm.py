@@ -161,7 +161,7 @@ def few_rows_gemm(
 
 
 def _specialisation(
-    dtype: str, block_t: int, tile: Tile, *, swiglu: bool, capabilities: tuple[int, ...]
+    dtype: str, block_t: int, tile: Tile, *, swiglu: bool, capabilities: tuple[int, ...], forced: bool = False
 ) -> Specialisation:
     return Specialisation(
         name=f"{dtype}-T{block_t}-n{tile.block_n}k{tile.block_k}s{tile.num_stages}" + ("-swiglu" if swiglu else ""),
@@ -185,12 +185,16 @@ def _specialisation(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         aligned=frozenset({"out", "width", "inner"}),
-        capabilities=capabilities,
+        capabilities=(90,) if forced else capabilities,
+        forced=forced,
     )
 
 
 SPECIALISATIONS = (
-    *(_specialisation("bf16", 16, tile, swiglu=False, capabilities=(90, 100)) for tile in CANDIDATES[2]),
+    *(
+        _specialisation("bf16", 16, tile, swiglu=False, capabilities=(90, 100), forced=tile is not CANDIDATES[2][0])
+        for tile in CANDIDATES[2]
+    ),
     _specialisation("bf16", 64, CANDIDATES[2][0], swiglu=False, capabilities=(90, 100)),
     _specialisation("bf16", 16, CANDIDATES[2][0], swiglu=True, capabilities=(90, 100)),
     _specialisation("bf16", 64, CANDIDATES[2][0], swiglu=True, capabilities=(90, 100)),

@@ -146,7 +146,7 @@ def _specialisation(dtype: str, head_dim: int, *, early: bool) -> Specialisation
             "AT_ONCE": AT_ONCE,
             "BLOCK_C": BLOCK_C,
             "SPLIT": 256,
-            "MOST_SPLITS": 128,
+            "MOST_SPLITS": 64,
             "WINDOW": True,
             "ONE_EACH": False,
             "EARLY": early,

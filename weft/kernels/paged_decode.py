@@ -10,9 +10,7 @@ the same arithmetic, so that both forms give the same bits. No product is fused 
 
 With `new` the rows are packed and not yet rotated: the program that owns a request's last split also rotates its key,
 writes key and value to their slot, and takes them from registers, so one launch reads nothing that it writes.
-
-Grid and scratch follow from shapes: programs of a head that find no split exit.
-Grouping of heads and splitting of keys as in Flash-Decoding (Dao et al. 2023).
+Grid and scratch follow from shapes: programs of a head that find no split exit. After Flash-Decoding (Dao et al. 2023).
 """
 
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from torch import Tensor
 from weft.errors import KernelError
 from weft.kernels import cache_write, paged_prefill
 from weft.kernels._jit import cdiv, jit, launches_early, tl
+from weft.kernels._paged_decode_tiles import CANDIDATES, PROGRAMS, SPANNING, Tile, candidates, programs_of
 from weft.kernels.merge_parts import merge_parts
 from weft.kernels.paged import (
     HeadRotation,
@@ -41,61 +40,7 @@ from weft.kernels.specialisation import CAPABILITIES, Specialisation
 
 BLOCK_M = 16  # the least a matrix instruction takes
 SPLIT = 256  # keys; a multiple for a sequence of more than MOST_SPLITS of them
-MOST_SPLITS = 128  # bounds the scratch, which every request and head needs
-PROGRAMS = 512  # two for each place that an H200's multiprocessors have for one
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tile:
-    """Keys that one iteration takes, and how the compiler is told to overlap them."""
-
-    block_n: int
-    num_warps: int
-    num_stages: int
-
-
-# By bytes of an element and columns of a head, the first being the default; a device script times the rest.
-CANDIDATES: dict[tuple[int, int], tuple[Tile, ...]] = {
-    (2, 64): (
-        Tile(block_n=64, num_warps=4, num_stages=3),
-        Tile(block_n=128, num_warps=4, num_stages=2),
-        Tile(block_n=64, num_warps=2, num_stages=3),
-        Tile(block_n=64, num_warps=4, num_stages=4),
-        Tile(block_n=32, num_warps=2, num_stages=4),
-    ),
-    (2, 128): (
-        Tile(block_n=64, num_warps=4, num_stages=3),
-        Tile(block_n=64, num_warps=4, num_stages=2),
-        Tile(block_n=32, num_warps=4, num_stages=4),
-        Tile(block_n=32, num_warps=2, num_stages=4),
-        Tile(block_n=64, num_warps=4, num_stages=4),
-        Tile(block_n=64, num_warps=8, num_stages=3),
-    ),
-    (2, 256): (Tile(block_n=32, num_warps=8, num_stages=3), Tile(block_n=64, num_warps=8, num_stages=2)),
-    (4, 64): (Tile(block_n=16, num_warps=4, num_stages=2),),
-    (4, 128): (Tile(block_n=16, num_warps=4, num_stages=2),),
-    (4, 256): (Tile(block_n=16, num_warps=8, num_stages=2),),
-}
-
-
-# Where a tile spans several blocks, each key has its own lookup, and registers are what is short.
-_SPANNING = {(2, 128): Tile(block_n=32, num_warps=4, num_stages=4)}
-
-
-def candidates(dtype: torch.dtype, head_dim: int, block_size: int = 64) -> tuple[Tile, ...]:
-    """Tiles that fit this dtype, head and block, the default first."""
-    shape = dtype.itemsize, max(64, padded_head_dim(head_dim))
-    found = CANDIDATES[shape]
-    first = _SPANNING.get(shape)
-    return found if first is None or block_size % found[0].block_n == 0 else (first, *found)
-
-
-def programs_of(heads: int, num_parts: int, programs: int = PROGRAMS) -> int:
-    """Programs that share one head's splits, by shapes alone: few heads need many, and 512 heads none but their own.
-
-    heads: tiles of query heads times requests.   num_parts: splits of the longest sequence that a table has room for.
-    """
-    return max(1, min(num_parts, programs // max(heads, 1)))
+MOST_SPLITS = 64  # bounds the scratch, which every request and head needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,8 +236,7 @@ def paged_decode(
     """Attention of every request that has one row in this step; rows of the others stay as they are in `out`.
 
     rows: rotated queries `[T_total, H_q * D]`; with `new`, packed rows, and keys and values are written as well.
-    tile, programs: force one of `candidates`, and about how many programs there are at least (1: one a head, which
-    merges in registers); neither changes the splits.
+    tile, programs: force one of `candidates`, and about how many programs there are (1: one a head, no parts).
     split: keys of one split; it changes the last bits, so an engine keeps one.
     Raises: KernelError for shapes, dtypes, strides and geometry that do not fit.
     """
@@ -393,6 +337,7 @@ def _specialisation(
     masked: bool = False,
     whole: bool = False,
     early: bool = True,
+    forced: bool = False,
 ) -> Specialisation:
     tensors = ("rows", "cos", "sin", "query_norm", "key_norm", "pool_keys", "pool_values", "out")
     integers = ("positions", "slots", "tables", "lengths", "query_starts")
@@ -432,18 +377,22 @@ def _specialisation(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         aligned=frozenset({*tensors, *integers, "row_stride", "parts", "log_sums"}),
-        capabilities=(90, 100) if early and not whole else CAPABILITIES,
+        capabilities=(90,) if forced else (90, 100) if early and not whole else CAPABILITIES,
         options={"enable_fp_fusion": False},
+        forced=forced,
     )
 
 
-_BFLOAT16 = tuple((head_dim, tile) for (size, head_dim), tiles in CANDIDATES.items() if size == 2 for tile in tiles)
-
 SPECIALISATIONS = (
-    *(_specialisation("bf16", head_dim, tile) for head_dim, tile in _BFLOAT16),
-    *(_specialisation("bf16", head_dim, tile, whole=True) for head_dim, tile in _BFLOAT16),
+    *(
+        _specialisation("bf16", head_dim, tile, whole=whole, forced=tile is not tiles[0])
+        for (size, head_dim), tiles in CANDIDATES.items()
+        if size == 2
+        for tile in tiles
+        for whole in (True, False)
+    ),
     _specialisation("bf16", 128, CANDIDATES[2, 128][0], early=False),
-    *(_specialisation("bf16", 128, _SPANNING[2, 128], block_size=16, whole=whole) for whole in (False, True)),
+    *(_specialisation("bf16", 128, SPANNING[2, 128], block_size=16, whole=whole) for whole in (False, True)),
     *(_specialisation("bf16", 128, CANDIDATES[2, 128][0], masked=True, whole=whole) for whole in (False, True)),
     _specialisation("bf16", 80, CANDIDATES[2, 128][0], whole=True),
     _specialisation("fp16", 128, CANDIDATES[2, 128][0], new=False),

@@ -61,10 +61,18 @@ MODEST_CANDIDATES: dict[tuple[int, int], tuple[Tile, ...]] = {
 }
 
 
-def candidates(dtype: torch.dtype, head_dim: int, compute_capability: int) -> tuple[Tile, ...]:
-    """Tiles that fit this dtype, head and GPU (90 is a Hopper), the default first."""
-    table = CANDIDATES if compute_capability in (90, 100) else MODEST_CANDIDATES
-    return table[dtype.itemsize, max(64, padded_head_dim(head_dim))]
+# A window and a cap take registers too, more than four warps have at this width.
+_CROWDED = {(2, 64): Tile(block_m=128, block_n=64, num_warps=8, num_stages=3)}
+
+
+def candidates(
+    dtype: torch.dtype, head_dim: int, compute_capability: int, *, crowded: bool = False
+) -> tuple[Tile, ...]:
+    """Tiles that fit this dtype, head and GPU (90 is a Hopper), the default first; `crowded` by a window or a cap."""
+    modern = compute_capability in (90, 100)
+    shape = dtype.itemsize, max(64, padded_head_dim(head_dim))
+    found = (CANDIDATES if modern else MODEST_CANDIDATES)[shape]
+    return (_CROWDED[shape], *found) if crowded and modern and shape in _CROWDED else found
 
 
 def reference(
@@ -266,7 +274,8 @@ def paged_prefill(
         raise KernelError(f"out is {out.dtype} {tuple(out.shape)} and must be contiguous like the result")
     if count == 0 or batch == 0:
         return out
-    tile = tile or candidates(query.dtype, head_dim, capability(query.device))[0]
+    crowded = scoring.window is not None or scoring.soft_cap is not None
+    tile = tile or candidates(query.dtype, head_dim, capability(query.device), crowded=crowded)[0]
     group = num_query_heads // num_kv_heads
     heads = min(group, tile.block_m)
     grid = (num_kv_heads * cdiv(group, heads), count // (tile.block_m // heads) + batch)
@@ -311,6 +320,7 @@ def _specialisation(
     block_size: int = 64,
     masked: bool = False,
     capabilities: tuple[int, ...] = (90, 100),
+    forced: bool = False,
 ) -> Specialisation:
     tensors = ("query", "pool_keys", "pool_values", "out")
     integers = ("tables", "lengths", "query_starts")
@@ -344,13 +354,18 @@ def _specialisation(
         num_stages=tile.num_stages,
         aligned=frozenset({*tensors, *integers, "query_stride"}),
         options={"enable_fp_fusion": False},
-        capabilities=capabilities,
+        capabilities=(90,) if forced else capabilities,
+        forced=forced,
     )
 
 
 SPECIALISATIONS = (
-    *(_specialisation("bf16", head_dim, tile) for head_dim in (64, 128) for tile in CANDIDATES[2, head_dim]),
-    *(_specialisation("bf16", head_dim, CANDIDATES[2, head_dim][0], masked=True) for head_dim in (64, 128)),
+    *(
+        _specialisation("bf16", head_dim, tile, forced=tile is not CANDIDATES[2, head_dim][0])
+        for head_dim in (64, 128)
+        for tile in CANDIDATES[2, head_dim]
+    ),
+    *(_specialisation("bf16", *which, masked=True) for which in ((64, _CROWDED[2, 64]), (128, CANDIDATES[2, 128][0]))),
     _specialisation("bf16", 128, CANDIDATES[2, 128][0], block_size=16),
     _specialisation("bf16", 80, CANDIDATES[2, 128][0]),
     _specialisation("fp16", 128, CANDIDATES[2, 128][0]),

@@ -3,7 +3,8 @@
 A kernel module lists in `SPECIALISATIONS` the forms it launches on real models. `compile_for` compiles one for a GPU
 that need not be there, so a machine without any can tell that a kernel builds, fits in shared memory and keeps its
 values in registers. As a program, `python -m weft.kernels.specialisation MODULE CAPABILITY` prints a JSON line for each
-form; it must run without TRITON_INTERPRET, which turns kernels into Python functions.
+form that is launched, with `first` for the first of them alone, with `forced` for those that only a forced choice
+launches; it must run without TRITON_INTERPRET, which turns kernels into Python functions.
 """
 
 import importlib
@@ -33,7 +34,7 @@ SHARED_MEMORY_BYTES = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 *
 class Specialisation:
     """One form of a kernel. `signature` types every argument that is no constant, in Triton's words (`*bf16`, `i32`,
     `tensordesc<bf16[64,128]>`); `aligned` names those whose address or value is a multiple of 16, as a launch would
-    find out; `capabilities` says where the form is chosen.
+    find out; `capabilities` says where the form is chosen; a `forced` one only where a caller asks for it.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Specialisation:
     aligned: frozenset[str] = frozenset()
     capabilities: tuple[int, ...] = CAPABILITIES
     options: Mapping[str, Any] = field(default_factory=dict)
+    forced: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +111,12 @@ def compile_for(form: Specialisation, capability: int) -> Resources:
     )
 
 
-def main(module: str, capability: int) -> int:
-    """Print a JSON line for each form of a kernel module; 1 if one of them does not build."""
+def main(module: str, capability: int, which: str = "launched") -> int:
+    """Print a JSON line for each of these forms of a kernel module; 1 if one of them does not build."""
     status = 0
-    for form in importlib.import_module(module).SPECIALISATIONS:
-        if capability not in form.capabilities:
-            continue
+    forms = [form for form in importlib.import_module(module).SPECIALISATIONS if capability in form.capabilities]
+    chosen = [form for form in forms if form.forced == (which == "forced")]
+    for form in chosen[:1] if which == "first" else chosen:
         try:
             resources = compile_for(form, capability)
             row = {**asdict(resources), "faults": resources.faults()}
@@ -127,4 +129,4 @@ def main(module: str, capability: int) -> int:
 
 if __name__ == "__main__":
     assert HAS_TRITON
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))

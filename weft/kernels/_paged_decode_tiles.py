@@ -1,0 +1,67 @@
+"""Which tiles paged decode uses, by head dimension, dtype and block size, and how many programs share a head.
+
+The first tile of a row is the one that is launched; the others are candidates that a benchmark can force. Knows no
+tensor and no kernel.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from weft.kernels.paged import padded_head_dim
+
+PROGRAMS = 512  # two for each place that an H200's multiprocessors have for one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """Keys that one iteration takes, and how the compiler is told to overlap them."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+# By bytes of an element and columns of a head, the first being the default; a device script times the rest.
+CANDIDATES: dict[tuple[int, int], tuple[Tile, ...]] = {
+    (2, 64): (
+        Tile(block_n=64, num_warps=4, num_stages=3),
+        Tile(block_n=128, num_warps=4, num_stages=2),
+        Tile(block_n=64, num_warps=2, num_stages=3),
+        Tile(block_n=64, num_warps=4, num_stages=4),
+        Tile(block_n=32, num_warps=2, num_stages=4),
+    ),
+    (2, 128): (
+        Tile(block_n=32, num_warps=4, num_stages=3),
+        Tile(block_n=64, num_warps=4, num_stages=3),
+        Tile(block_n=32, num_warps=4, num_stages=4),
+        Tile(block_n=32, num_warps=2, num_stages=4),
+        Tile(block_n=64, num_warps=4, num_stages=4),
+        Tile(block_n=64, num_warps=8, num_stages=3),
+    ),
+    (2, 256): (Tile(block_n=32, num_warps=8, num_stages=3), Tile(block_n=64, num_warps=8, num_stages=2)),
+    (4, 64): (Tile(block_n=16, num_warps=4, num_stages=2),),
+    (4, 128): (Tile(block_n=16, num_warps=4, num_stages=2),),
+    (4, 256): (Tile(block_n=16, num_warps=8, num_stages=2),),
+}
+
+
+# Where a tile spans several blocks, each key has its own lookup, and one more stage hides it. The keys of a tile stay
+# as many: they decide the last bits, stages do not.
+SPANNING = {(2, 128): Tile(block_n=32, num_warps=4, num_stages=4)}
+
+
+def candidates(dtype: torch.dtype, head_dim: int, block_size: int = 64) -> tuple[Tile, ...]:
+    """Tiles that fit this dtype, head and block, the default first."""
+    shape = dtype.itemsize, max(64, padded_head_dim(head_dim))
+    found = CANDIDATES[shape]
+    first = SPANNING.get(shape)
+    return found if first is None or block_size % found[0].block_n == 0 else (first, *found)
+
+
+def programs_of(heads: int, num_parts: int, programs: int = PROGRAMS) -> int:
+    """Programs that share one head's splits, by shapes alone: few heads need many, and 512 heads none but their own.
+
+    heads: tiles of query heads times requests.   num_parts: splits of the longest sequence that a table has room for.
+    """
+    return max(1, min(num_parts, programs // max(heads, 1)))
