@@ -46,17 +46,25 @@ CANDIDATES: dict[tuple[int, int], tuple[Tile, ...]] = {
 }
 
 
-# Where a tile spans several blocks, each key has its own lookup, and one more stage hides it. The keys of a tile stay
-# as many: they decide the last bits, stages do not.
+# The keys of a tile stay as many in all forms of a geometry: they decide the last bits, stages do not.
+# Where a tile spans several blocks, each key has its own lookup, and one more stage hides it.
 SPANNING = {(2, 128): Tile(block_n=32, num_warps=4, num_stages=4)}
+# Few programs, each with a long way to go, have to keep more in flight.
+LONG = {(2, 128): Tile(block_n=32, num_warps=4, num_stages=5)}
+LONG_PARTS = 32
 
 
-def candidates(dtype: torch.dtype, head_dim: int, block_size: int = 64) -> tuple[Tile, ...]:
-    """Tiles that fit this dtype, head and block, the default first."""
+def candidates(
+    dtype: torch.dtype, head_dim: int, block_size: int = 64, *, num_shared_parts: int = 0
+) -> tuple[Tile, ...]:
+    """Tiles that fit this dtype, head and block, the default first.
+
+    num_shared_parts: splits that a table has room for, if several programs share a head.
+    """
     shape = dtype.itemsize, max(64, padded_head_dim(head_dim))
     found = CANDIDATES[shape]
-    first = SPANNING.get(shape)
-    return found if first is None or block_size % found[0].block_n == 0 else (first, *found)
+    deeper = SPANNING if block_size % found[0].block_n else LONG if num_shared_parts >= LONG_PARTS else {}
+    return (deeper[shape], *found) if shape in deeper else found
 
 
 def programs_of(heads: int, num_parts: int, programs: int = PROGRAMS) -> int:

@@ -22,7 +22,7 @@ from torch import Tensor
 from weft.errors import KernelError
 from weft.kernels import cache_write, paged_prefill
 from weft.kernels._jit import cdiv, jit, launches_early, tl
-from weft.kernels._paged_decode_tiles import CANDIDATES, PROGRAMS, SPANNING, Tile, candidates, programs_of
+from weft.kernels._paged_decode_tiles import CANDIDATES, LONG, PROGRAMS, SPANNING, Tile, candidates, programs_of
 from weft.kernels.merge_parts import merge_parts
 from weft.kernels.paged import (
     HeadRotation,
@@ -250,7 +250,10 @@ def paged_decode(
         check_indices("positions", new.positions, len(rows))
         check_indices("slots", new.slots, len(rows))
         check_rotation(new.rotation, paged.pool)
-    tile = tile or candidates(rows.dtype, head_dim, block_size)[0]
+    num_parts = max(1, min(MOST_SPLITS, cdiv(columns * block_size, split)))
+    head_tiles = num_kv_heads * cdiv(num_query_heads // num_kv_heads, BLOCK_M)
+    sharing = programs_of(head_tiles * batch, num_parts, programs)
+    tile = tile or candidates(rows.dtype, head_dim, block_size, num_shared_parts=num_parts * (sharing > 1))[0]
     if split % tile.block_n:
         raise KernelError(f"split={split} is no multiple of the tile's {tile.block_n} keys")
     if out is None:
@@ -260,10 +263,6 @@ def paged_decode(
     if batch == 0:
         return out
     rotation = None if new is None else new.rotation
-    normed = rotation is not None and rotation.query_norm is not None
-    num_parts = max(1, min(MOST_SPLITS, cdiv(columns * block_size, split)))
-    head_tiles = num_kv_heads * cdiv(num_query_heads // num_kv_heads, BLOCK_M)
-    sharing = programs_of(head_tiles * batch, num_parts, programs)
     parts = log_sums = out
     if sharing > 1:
         parts = torch.empty(batch, num_query_heads, num_parts, head_dim, dtype=torch.float32, device=rows.device)
@@ -302,7 +301,7 @@ def paged_decode(
         SPLIT=split,
         MOST_SPLITS=MOST_SPLITS,
         NEW=new is not None,
-        NORM=normed,
+        NORM=rotation is not None and rotation.query_norm is not None,
         WINDOW=scoring.window is not None,
         SOFT_CAP=scoring.soft_cap is not None,
         ONE_EACH=len(rows) == batch,
@@ -392,6 +391,7 @@ SPECIALISATIONS = (
         for whole in (True, False)
     ),
     _specialisation("bf16", 128, CANDIDATES[2, 128][0], early=False),
+    _specialisation("bf16", 128, LONG[2, 128]),
     *(_specialisation("bf16", 128, SPANNING[2, 128], block_size=16, whole=whole) for whole in (False, True)),
     *(_specialisation("bf16", 128, CANDIDATES[2, 128][0], masked=True, whole=whole) for whole in (False, True)),
     _specialisation("bf16", 80, CANDIDATES[2, 128][0], whole=True),
