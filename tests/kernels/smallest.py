@@ -82,9 +82,7 @@ def _small(name: str) -> Case:
     def case(device: torch.device, dtype: torch.dtype) -> float:
         (operation,) = [one for one in small_operations(_WIDTHS) if one.name == name]
         inputs = [torch.randn(shape, device=device, dtype=operation.dtype or dtype) for shape in operation.inputs]
-        if (
-            operation.weight is not None
-        ):  # products as large as factors: a softmax of larger ones has no digits
+        if operation.weight is not None:  # products as large as factors: a softmax of larger ones has no digits
             inputs[operation.weight] *= operation.inputs[operation.weight][-1] ** -0.5
         return worst_error(operation.weft(*inputs), operation.peer(*(tensor.double() for tensor in inputs)))
 

@@ -66,4 +66,23 @@ def test_gpu_tests_run_where_there_is_one(pytester: pytest.Pytester, monkeypatch
 def test_every_marker_is_registered(pytester: pytest.Pytester) -> None:
     names = ("gpu", "perf", "slow", "nightly")
     pytester.makepyfile("import pytest\n" + "\n".join(f"@pytest.mark.{name}\ndef test_{name}(): ..." for name in names))
-    pytester.runpytest("--strict-markers").assert_outcomes(passed=3, skipped=1)
+    pytester.runpytest("--strict-markers").assert_outcomes(passed=2, skipped=1, deselected=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "passed", "deselected"),
+    [
+        ([], 1, 1),
+        (["-m", "nightly"], 1, 1),
+        (["-m", "not nightly"], 1, 1),
+        (["-m", "nightly or not nightly"], 2, 0),
+        (["test_nights.py::test_long"], 1, 0),
+        (["test_nights.py"], 1, 1),
+    ],
+    ids=str,
+)
+def test_nights_run_only_where_they_are_asked_for(
+    pytester: pytest.Pytester, arguments: list[str], passed: int, deselected: int
+) -> None:
+    pytester.makepyfile(test_nights="import pytest\n@pytest.mark.nightly\ndef test_long(): ...\ndef test_short(): ...")
+    pytester.runpytest(*arguments).assert_outcomes(passed=passed, deselected=deselected)
