@@ -1,7 +1,8 @@
 import pytest
 import torch
+from torch import Tensor
 
-from tests.kernels.paged_step import assert_as_accurate
+from tests.kernels.accuracy import SINGLE, assert_by_the_rule, assert_within
 from weft.errors import KernelError
 from weft.kernels.add_norm import add_norm
 from weft.kernels.few_rows_gemm import few_rows_gemm, reference
@@ -9,12 +10,25 @@ from weft.kernels.few_rows_gemm import few_rows_gemm, reference
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 
 
+def roundings(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> Tensor:
+    """How far single precision may take a product, whatever the order of its sum; and its SwiGLU, which grows less than
+    1.1 times as fast as the gate and takes ten roundings more.
+    """
+    x, weight = x.double(), weight.double()
+    error = SINGLE * x.shape[1] * (x.abs() @ weight.abs().T)
+    if not swiglu:
+        return error
+    gate, up = (x @ weight.T).chunk(2, dim=1)
+    (gate_error, up_error), exact = error.chunk(2, dim=1), reference(x, weight, swiglu=True)
+    return 1.1 * gate_error * (up.abs() + up_error) + gate.abs() * up_error + 10 * SINGLE * exact.abs()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("count", "inner", "outer", "splits"),
     [(1, 64, 8, None), (5, 200, 70, None), (17, 328, 130, 3), (70, 64, 34, 1), (3, 1032, 20, 8), (0, 16, 4, None)],
 )
-def test_products_and_sums_of_planes_are_as_accurate_as_torchs(
+def test_products_and_sums_of_planes_lie_within_their_roundings(
     count: int, inner: int, outer: int, splits: int | None, dtype: torch.dtype, device: torch.device
 ) -> None:
     x, weight = torch.randn(count, inner).to(dtype), (torch.randn(outer, inner) * inner**-0.5).to(dtype)
@@ -26,12 +40,19 @@ def test_products_and_sums_of_planes_are_as_accurate_as_torchs(
     if splits is not None:
         assert found.dtype == torch.float32
         found = found.sum(0).to(dtype)
-    assert_as_accurate(found, reference(x, weight), exact)
+    assert_within(found, exact, roundings(x, weight))
     if splits is None:
         gated = few_rows_gemm(x.to(device), weight.to(device), swiglu=True).cpu()
-        assert_as_accurate(
-            gated, reference(x, weight, swiglu=True), reference(x.double(), weight.double(), swiglu=True)
-        )
+        assert_within(gated, reference(x.double(), weight.double(), swiglu=True), roundings(x, weight, swiglu=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("splits", [None, 2])
+def test_products_are_as_accurate_as_torchs(splits: int | None, dtype: torch.dtype, device: torch.device) -> None:
+    x, weight = torch.randn(64, 328).to(dtype), (torch.randn(160, 328) * 328**-0.5).to(dtype)
+    found = few_rows_gemm(x.to(device), weight.to(device), splits=splits).cpu()
+    found = found if splits is None else found.sum(0).to(dtype)
+    assert_by_the_rule(found, reference(x, weight), reference(x.double(), weight.double()))
 
 
 def test_planes_go_into_the_next_norm(device: torch.device) -> None:
@@ -53,12 +74,10 @@ def test_a_plane_left_out_and_halves_swapped_would_show(device: torch.device) ->
     x, weight = torch.randn(4, 256), torch.randn(32, 256) * 0.06
     planes = few_rows_gemm(x.to(device), weight.to(device), splits=2).cpu()
     with pytest.raises(AssertionError):
-        assert_as_accurate(planes[0], reference(x, weight), reference(x.double(), weight.double()))
+        assert_within(planes[0], reference(x.double(), weight.double()), roundings(x, weight))
     swapped = few_rows_gemm(x.to(device), weight.roll(16, dims=0).to(device), swiglu=True).cpu()
     with pytest.raises(AssertionError):
-        assert_as_accurate(
-            swapped, reference(x, weight, swiglu=True), reference(x.double(), weight.double(), swiglu=True)
-        )
+        assert_within(swapped, reference(x.double(), weight.double(), swiglu=True), roundings(x, weight, swiglu=True))
 
 
 def test_bad_input_is_refused_by_name(device: torch.device) -> None:
