@@ -9,7 +9,7 @@ DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytes
 
 
 def roundings(gate_up: torch.Tensor) -> torch.Tensor:
-    """Of single precision: six operations, and an exponential off by four halves of a unit or the least normal number."""
+    """Of single precision: six operations, and an exponential off by four half units or the least normal number."""
     gate, up = gate_up.double().chunk(2, dim=1)
     return 10 * SINGLE * reference(gate_up.double()).abs() + 2.0**-126 * (gate * up).abs()
 
