@@ -52,17 +52,22 @@ SPANNING = {(2, 128): Tile(block_n=32, num_warps=4, num_stages=4)}
 # Few programs, each with a long way to go, have to keep more in flight.
 LONG = {(2, 128): Tile(block_n=32, num_warps=4, num_stages=5)}
 LONG_PARTS = 32
+# With a window, a cap, norms or rows that come rotated, four warps get a stack frame from Triton 3.6.
+CROWDED = {(2, 128): Tile(block_n=64, num_warps=8, num_stages=3)}
 
 
 def candidates(
-    dtype: torch.dtype, head_dim: int, block_size: int = 64, *, num_shared_parts: int = 0
+    dtype: torch.dtype, head_dim: int, block_size: int = 64, *, num_shared_parts: int = 0, crowded: bool = False
 ) -> tuple[Tile, ...]:
     """Tiles that fit this dtype, head and block, the default first.
 
     num_shared_parts: splits that a table has room for, if several programs share a head.
+    crowded: the kernel does more than rotate, write and attend.
     """
     shape = dtype.itemsize, max(64, padded_head_dim(head_dim))
     found = CANDIDATES[shape]
+    if crowded and shape in CROWDED and block_size % CROWDED[shape].block_n == 0:
+        return (CROWDED[shape], *found)
     deeper = SPANNING if block_size % found[0].block_n else LONG if num_shared_parts >= LONG_PARTS else {}
     return (deeper[shape], *found) if shape in deeper else found
 

@@ -64,6 +64,15 @@ class HeadRotation:
     key_epsilon: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class NewTokens:
+    """What turns packed rows into queries, keys and values: where each token stands, where it goes, its rotation."""
+
+    positions: Int[Tensor, "T_total"]
+    slots: Int[Tensor, "T_total"]
+    rotation: HeadRotation
+
+
 def refusal(*, num_query_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> str | None:
     """Why the paged kernels cannot run this geometry, or None."""
     if dtype not in DTYPES:

@@ -13,19 +13,26 @@ writes key and value to their slot, and takes them from registers, so one launch
 Grid and scratch follow from shapes: programs of a head that find no split exit. After Flash-Decoding (Dao et al. 2023).
 """
 
-from dataclasses import dataclass
-
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from weft.errors import KernelError
 from weft.kernels import cache_write, paged_prefill
 from weft.kernels._jit import cdiv, jit, launches_early, tl
-from weft.kernels._paged_decode_tiles import CANDIDATES, LONG, PROGRAMS, SPANNING, Tile, candidates, programs_of
+from weft.kernels._paged_decode_tiles import (
+    CANDIDATES,
+    CROWDED,
+    LONG,
+    PROGRAMS,
+    SPANNING,
+    Tile,
+    candidates,
+    programs_of,
+)
 from weft.kernels.merge_parts import merge_parts
 from weft.kernels.paged import (
-    HeadRotation,
+    NewTokens,
     PagedKeys,
     Scoring,
     check_indices,
@@ -41,15 +48,6 @@ from weft.kernels.specialisation import CAPABILITIES, Specialisation
 BLOCK_M = 16  # the least a matrix instruction takes
 SPLIT = 256  # keys; a multiple for a sequence of more than MOST_SPLITS of them
 MOST_SPLITS = 64  # bounds the scratch, which every request and head needs
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewTokens:
-    """What turns packed rows into queries, keys and values: where each token stands, where it goes, its rotation."""
-
-    positions: Int[Tensor, "T_total"]
-    slots: Int[Tensor, "T_total"]
-    rotation: HeadRotation
 
 
 def reference(
@@ -253,7 +251,11 @@ def paged_decode(
     num_parts = max(1, min(MOST_SPLITS, cdiv(columns * block_size, split)))
     head_tiles = num_kv_heads * cdiv(num_query_heads // num_kv_heads, BLOCK_M)
     sharing = programs_of(head_tiles * batch, num_parts, programs)
-    tile = tile or candidates(rows.dtype, head_dim, block_size, num_shared_parts=num_parts * (sharing > 1))[0]
+    rotation = None if new is None else new.rotation
+    normed = rotation is not None and rotation.query_norm is not None
+    crowded = new is None or normed or scoring.window is not None or scoring.soft_cap is not None
+    shared = num_parts if sharing > 1 else 0
+    tile = tile or candidates(rows.dtype, head_dim, block_size, num_shared_parts=shared, crowded=crowded)[0]
     if split % tile.block_n:
         raise KernelError(f"split={split} is no multiple of the tile's {tile.block_n} keys")
     if out is None:
@@ -262,7 +264,6 @@ def paged_decode(
         raise KernelError(f"out is {out.dtype} {tuple(out.shape)} and must be contiguous like the result")
     if batch == 0:
         return out
-    rotation = None if new is None else new.rotation
     parts = log_sums = out
     if sharing > 1:
         parts = torch.empty(batch, num_query_heads, num_parts, head_dim, dtype=torch.float32, device=rows.device)
@@ -301,7 +302,7 @@ def paged_decode(
         SPLIT=split,
         MOST_SPLITS=MOST_SPLITS,
         NEW=new is not None,
-        NORM=rotation is not None and rotation.query_norm is not None,
+        NORM=normed,
         WINDOW=scoring.window is not None,
         SOFT_CAP=scoring.soft_cap is not None,
         ONE_EACH=len(rows) == batch,
@@ -393,8 +394,8 @@ SPECIALISATIONS = (
     _specialisation("bf16", 128, CANDIDATES[2, 128][0], early=False),
     _specialisation("bf16", 128, LONG[2, 128]),
     *(_specialisation("bf16", 128, SPANNING[2, 128], block_size=16, whole=whole) for whole in (False, True)),
-    *(_specialisation("bf16", 128, CANDIDATES[2, 128][0], masked=True, whole=whole) for whole in (False, True)),
+    *(_specialisation("bf16", 128, CROWDED[2, 128], masked=True, whole=whole) for whole in (False, True)),
     _specialisation("bf16", 80, CANDIDATES[2, 128][0], whole=True),
-    _specialisation("fp16", 128, CANDIDATES[2, 128][0], new=False),
+    _specialisation("fp16", 128, CROWDED[2, 128], new=False),
     *(_specialisation("fp32", head_dim, CANDIDATES[4, head_dim][0], whole=True) for head_dim in (64, 128, 256)),
 )
