@@ -234,8 +234,7 @@ def paged_decode(
     """Attention of every request that has one row in this step; rows of the others stay as they are in `out`.
 
     rows: rotated queries `[T_total, H_q * D]`; with `new`, packed rows, and keys and values are written as well.
-    tile, programs: force one of `candidates`, and about how many programs there are (1: one a head, no parts).
-    split: keys of one split; it changes the last bits, so an engine keeps one.
+    tile, programs, split: force one of `candidates`, about how many programs, keys a split (which changes bits).
     Raises: KernelError for shapes, dtypes, strides and geometry that do not fit.
     """
     check_keys(paged, num_query_heads, debug=debug)
