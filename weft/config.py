@@ -13,6 +13,7 @@ from weft.errors import ConfigError, UnknownArgumentError
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+OPERATIONS = ("auto", "plain", "fused")
 CPU_LINEARS = ("auto", "plain", "prepacked")
 DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
 
@@ -176,8 +177,47 @@ class SchedulerConfig:
             )
 
 
+@strict
+@dataclass(frozen=True, kw_only=True)
+class ExecutionConfig:
+    """How a step reaches the device. None of it changes what is computed but for the order of sums in `operations`.
+
+    enforce_eager: no CUDA graphs; every step is launched kernel by kernel.
+    overlap: plan a step while the device runs the one before, and read tokens one step late; None: on CUDA only.
+    operations: `plain` is torch in HuggingFace's order of casts, `fused` weft's own kernels; `auto` is fused on CUDA.
+    graph_batch_sizes: batch sizes whose decode steps are captured; None is about twenty up to max_num_seqs.
+    """
+
+    enforce_eager: bool = False
+    overlap: bool | None = None
+    operations: str = "auto"
+    graph_batch_sizes: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.enforce_eager, bool):
+            raise ConfigError(f"enforce_eager must be True or False, got {self.enforce_eager!r}")
+        if self.overlap is not None and not isinstance(self.overlap, bool):
+            raise ConfigError(f"overlap must be True, False or None, got {self.overlap!r}")
+        named("ExecutionConfig", operations=self.operations)
+        if self.operations not in OPERATIONS:
+            raise ConfigError(f"unknown operations={self.operations!r}", hint="one of " + ", ".join(OPERATIONS))
+        if self.graph_batch_sizes is not None:
+            if not isinstance(self.graph_batch_sizes, tuple) or not self.graph_batch_sizes:
+                raise ConfigError(
+                    f"graph_batch_sizes must be a tuple of batch sizes, got {self.graph_batch_sizes!r}",
+                    hint="enforce_eager=True captures nothing",
+                )
+            for size in self.graph_batch_sizes:
+                positive("ExecutionConfig", graph_batch_sizes=size)
+
+
 # The flat names of `weft.LLM(...)`, and the part that each belongs to.
-_PARTS: Mapping[str, Any] = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
+_PARTS: Mapping[str, Any] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "execution": ExecutionConfig,
+}
 
 
 @strict
@@ -192,6 +232,7 @@ class EngineConfig:
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    execution: ExecutionConfig = field(default_factory=ExecutionConfig)
 
     def __post_init__(self) -> None:
         for name, kind in _PARTS.items():
