@@ -14,6 +14,7 @@ from weft.errors import ConfigError, UnknownArgumentError
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 OPERATIONS = ("auto", "plain", "fused")
+KERNEL_CHOICES = ("auto", "one_pass", "few_rows", "library")
 CPU_LINEARS = ("auto", "plain", "prepacked")
 DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
 
@@ -185,12 +186,15 @@ class ExecutionConfig:
     enforce_eager: no CUDA graphs; every step is launched kernel by kernel.
     overlap: plan a step while the device runs the one before, and read tokens one step late; None: on CUDA only.
     operations: `plain` is torch in HuggingFace's order of casts, `fused` weft's own kernels; `auto` is fused on CUDA.
+    kernel_choice: force one kernel (`one_pass`, `few_rows`, `library`) wherever fused operations can use it, for tests
+        and to find a culprit; `auto` is the fastest by shape.
     graph_batch_sizes: batch sizes whose decode steps are captured; None is about twenty up to max_num_seqs.
     """
 
     enforce_eager: bool = False
     overlap: bool | None = None
     operations: str = "auto"
+    kernel_choice: str = "auto"
     graph_batch_sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -201,6 +205,11 @@ class ExecutionConfig:
         named("ExecutionConfig", operations=self.operations)
         if self.operations not in OPERATIONS:
             raise ConfigError(f"unknown operations={self.operations!r}", hint="one of " + ", ".join(OPERATIONS))
+        named("ExecutionConfig", kernel_choice=self.kernel_choice)
+        if self.kernel_choice not in KERNEL_CHOICES:
+            raise ConfigError(
+                f"unknown kernel_choice={self.kernel_choice!r}", hint="one of " + ", ".join(KERNEL_CHOICES)
+            )
         if self.graph_batch_sizes is not None:
             if not isinstance(self.graph_batch_sizes, tuple) or not self.graph_batch_sizes:
                 raise ConfigError(

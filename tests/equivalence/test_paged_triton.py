@@ -40,6 +40,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     [
         {"block_size": 16, "max_chunk_tokens": 9},
         {"block_size": 8, "num_blocks": 4},  # preemption, and what was computed is found again
+        {"block_size": 16, "operations": "fused", "max_chunk_tokens": 9},  # every step a program on the device alone
     ],
     ids=str,
 )

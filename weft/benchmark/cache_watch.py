@@ -6,7 +6,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.attention.interface import AttentionSpec
-from weft.batch import Batch
 from weft.benchmark.workload import Workload
 from weft.inference.engine import Engine
 from weft.inference.plan import StepPlan
@@ -31,7 +30,7 @@ class CacheWatch:
         """Look at this engine's allocator; an observer has to exist before its engine does."""
         self._engine = engine
 
-    def __call__(self, plan: StepPlan, batch: Batch, logits: Float[Tensor, "R V"]) -> None:
+    def __call__(self, plan: StepPlan, logits: Float[Tensor, "R V"]) -> None:
         for request_id in plan.preempted_ids:
             self._held.pop(request_id, None)
         cached = {admission.row: admission.num_computed_tokens for admission in plan.admissions}

@@ -3,7 +3,8 @@
 Nothing here reads the device back: tokens sampled by one step feed the next without passing the host.
 """
 
-from itertools import accumulate
+import struct
+from itertools import accumulate, chain
 
 import torch
 from jaxtyping import Float, Int
@@ -11,11 +12,12 @@ from torch import Tensor
 
 from weft.batch import Batch, GroupTables, SamplingRows
 from weft.config import BlockGeometry, Limits
-from weft.inference.plan import Admission, NewBlocks, StepPlan
+from weft.inference.plan import StepPlan
+from weft.kernels.gather_step import StateTensors
 
 
 class DeviceState:
-    """Rows `0 .. max_num_seqs - 1`; the row after the last is scratch for padding."""
+    """Rows `0 .. max_num_seqs - 1`; the row after the last is scratch for padding, and so is the block it names."""
 
     token_ids: Int[Tensor, "rows S_max"]
     num_computed_tokens: Int[Tensor, "rows"]
@@ -31,8 +33,10 @@ class DeviceState:
         self.num_computed_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         columns = geometry.blocks_for(limits.max_model_len)
         self.block_table = torch.zeros(rows, columns, dtype=torch.int64, device=device)
+        self.block_table[-1] = geometry.num_blocks
         self.temperatures = torch.zeros(rows, dtype=torch.float32, device=device)
         self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.num_steps = torch.zeros(1, dtype=torch.int64, device=device)
         self._noisy = [False] * rows  # the host's copy of `temperatures > 0`
 
     @staticmethod
@@ -41,13 +45,46 @@ class DeviceState:
         columns = limits.max_model_len + geometry.blocks_for(limits.max_model_len)
         return (limits.max_num_seqs + 1) * (columns * 8 + 28)
 
+    @property
+    def tensors(self) -> StateTensors:
+        """What kernels are given of it."""
+        return StateTensors(
+            token_ids=self.token_ids,
+            num_computed_tokens=self.num_computed_tokens,
+            block_table=self.block_table,
+            temperatures=self.temperatures,
+            seeds=self.seeds,
+            num_steps=self.num_steps,
+            block_size=self._block_size,
+        )
+
     def apply(self, plan: StepPlan) -> None:
-        """Take in what the plan changes: requests that take a row, blocks that a row gains."""
-        for admission in plan.admissions:
-            self._admit(admission)
+        """Take in what the plan changes: requests that take a row, blocks that a row gains. One copy from the host."""
         assert len(plan.new_blocks) == 1, "one cache group"
-        for grown in plan.new_blocks[0]:
-            self._append_blocks(grown)
+        grown, admissions = plan.new_blocks[0], plan.admissions
+        if not grown and not admissions:
+            return
+        columns = self.block_table.shape[1]
+        firsts = [(row * columns + first, len(blocks)) for row, first, blocks in grown]
+        parts: list[list[int]] = [
+            [place for first, count in firsts for place in range(first, first + count)],
+            list(chain.from_iterable(blocks for _, _, blocks in grown)),
+            [admission.row for admission in admissions],
+            [admission.num_computed_tokens for admission in admissions],
+            [_signed(admission.seed) for admission in admissions],
+            [_bits(admission.params.temperature) for admission in admissions],
+            *(list(admission.token_ids) for admission in admissions),
+        ]
+        sent = self._tensor(list(chain.from_iterable(parts))).split([len(part) for part in parts])
+        places, blocks, rows, computed, seeds, temperatures = sent[:6]
+        self.block_table.view(-1)[places] = blocks
+        if admissions:
+            self.num_computed_tokens[rows] = computed
+            self.seeds[rows] = seeds
+            self.temperatures[rows] = temperatures.view(torch.float64).float()
+        for admission, token_ids in zip(admissions, sent[6:], strict=True):
+            self.token_ids[admission.row, : len(token_ids)] = token_ids
+            self._noisy[admission.row] = admission.params.temperature > 0
 
     def gather(self, plan: StepPlan) -> Batch:
         """The step's batch, built on the device from its rows."""
@@ -90,18 +127,6 @@ class DeviceState:
         places = lengths[columns].clamp(max=self.token_ids.shape[1] - 1)
         self.token_ids[rows, places] = sampled[last_rows].clamp(min=0)
 
-    def _admit(self, admission: Admission) -> None:
-        row, count = admission.row, len(admission.token_ids)
-        self.token_ids[row, :count] = self._tensor(admission.token_ids)
-        self.num_computed_tokens[row] = admission.num_computed_tokens
-        self.temperatures[row] = admission.params.temperature
-        self.seeds[row] = admission.seed - 2**64 if admission.seed >= 2**63 else admission.seed
-        self._noisy[row] = admission.params.temperature > 0
-
-    def _append_blocks(self, grown: NewBlocks) -> None:
-        last = grown.first + len(grown.blocks)
-        self.block_table[grown.row, grown.first : last] = self._tensor(grown.blocks)
-
     def _sampling_rows(self, plan: StepPlan, lengths: Int[Tensor, "B"]) -> SamplingRows:
         """One entry a logit row: a last row samples the token after the last one, an earlier row one before."""
         columns = [column for column, count in enumerate(plan.num_logit_rows) for _ in range(count)]
@@ -115,7 +140,20 @@ class DeviceState:
         )
 
     def _tensor(self, values: list[int] | tuple[int, ...]) -> Int[Tensor, "_"]:
-        return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
+        # Pinned, so that the copy waits for nobody; torch keeps the memory until the copy has read it.
+        pinned = self._device.type == "cuda" and torch.cuda.is_available()  # a simulated device has no host memory
+        return torch.tensor(values, dtype=torch.int64, pin_memory=pinned).to(self._device, non_blocking=True)
+
+
+def _signed(seed: int) -> int:
+    """The 64 bits of a seed as an int64 holds them."""
+    return seed - 2**64 if seed >= 2**63 else seed
+
+
+def _bits(number: float) -> int:
+    """The 64 bits of a float, so that it travels among integers."""
+    (bits,) = struct.unpack("q", struct.pack("d", number))
+    return int(bits)
 
 
 def _logit_rows(plan: StepPlan, starts: list[int]) -> list[int]:

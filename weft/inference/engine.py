@@ -7,20 +7,13 @@ while engine.has_unfinished_requests():
 
 import logging
 import operator
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import replace
 from random import Random
 from typing import SupportsIndex
 
-import torch
-
-from weft.attention import PREFERRED, find_backend
-from weft.attention.interface import AttentionBackend, AttentionSpec
-from weft.config import BlockGeometry, CacheConfig, EngineConfig, Limits, is_duration
+from weft.config import EngineConfig, is_duration
 from weft.errors import (
-    ConfigError,
     ContextLengthError,
     DuplicateRequestError,
     EmptyPromptError,
@@ -29,16 +22,14 @@ from weft.errors import (
     SamplingParamsError,
     TokenOutOfRangeError,
 )
-from weft.inference.device_state import DeviceState
-from weft.inference.placement import Placement, place
 from weft.inference.policies import build_policy
 from weft.inference.request import FinishReason, Request
-from weft.inference.runner import ModelRunner, Observer
-from weft.inference.sampler import GumbelSampler, Sampler
+from weft.inference.runner import Observer
+from weft.inference.sampler import Sampler
 from weft.inference.sampling_params import SamplingParams
 from weft.inference.scheduler import Scheduler, StepOutput
+from weft.inference.startup import start
 from weft.models.checkpoint.interface import Checkpoint
-from weft.models.checkpoint.load import load_model, read_config, read_specs
 
 logger = logging.getLogger("weft")
 
@@ -48,7 +39,8 @@ MAX_PRIORITY = 2**53  # whole numbers up to here are exact in a float, in which 
 class Engine:
     """Everything between token ids and tokens: scheduler, runner, model, cache.
 
-    limits, vocab_size, eos_token_ids, placement: what was chosen when it was built.
+    limits, geometry, vocab_size, eos_token_ids, placement: what was chosen when it was built; description: in words.
+    startup_seconds: what its parts took.
     """
 
     def __init__(
@@ -68,51 +60,24 @@ class Engine:
         Raises: ConfigError, CheckpointError and their kinds, before the weights are read where that is possible.
         """
         policy = build_policy(config.scheduler)
-        self.placement = place(config.model, checkpoint.stored_dtype)
-        model_config = read_config(checkpoint)
-        self.limits = _limits(config, model_config.max_model_len)
-        self.vocab_size: int = model_config.vocab_size
+        ready = start(config, checkpoint, sampler=sampler, observe=observe, show_progress=show_progress)
+        self.placement, self.limits, self.geometry = ready.placement, ready.limits, ready.geometry
+        self.vocab_size, self.model, self.description = ready.vocab_size, ready.model, ready.description
+        self.startup_seconds = ready.seconds
         self.eos_token_ids = checkpoint.generation.eos_token_ids
-        specs = read_specs(checkpoint, dtype=self.placement.dtype)
-        backend = _backend(config.cache.attention_backend, specs, self.placement)
-        geometry = backend.geometry(self.limits, config.cache)
-        bytes_per_block = backend.bytes_per_block(specs, geometry, self.placement.dtype)
-        state = DeviceState.bytes_for(self.limits, geometry)
-        self.geometry = _fit_memory(geometry, bytes_per_block, state, config.cache, self.placement.device)
-        self.model = load_model(
-            checkpoint,
-            max_positions=self.limits.max_model_len,
-            dtype=self.placement.dtype,
-            device=self.placement.device,
-            dummy_seed=config.model.seed if config.model.load_format == "dummy" else None,
-            show_progress=show_progress,
-            prepacked=self.placement.prepacked,
-        )
-        cache = backend.allocate(specs, self.geometry, self.placement.dtype, self.placement.device)
-        self._runner = ModelRunner(
-            self.model,
-            cache,
-            sampler or GumbelSampler(),
-            limits=self.limits,
-            geometry=self.geometry,
-            device=self.placement.device,
-            observe=observe,
-        )
+        self._runner = ready.runner
         self._scheduler = Scheduler(
             config.scheduler, policy, self.geometry, prefix_caching=config.cache.enable_prefix_caching
         )
         self._clock = clock
         self._queue_limits = config.scheduler.max_num_queued_requests, config.scheduler.max_num_queued_tokens
         self._seeds = Random(config.model.seed)
-        self.description = (
-            f"{checkpoint.config.get('model_type')} on {self.placement.device} in "
-            f"{str(self.placement.dtype).removeprefix('torch.')} ({self.placement.reason}); "
-            f"{'prepacked' if self.placement.prepacked else 'plain'} linear layers; "
-            f"attention {backend.name}, cache {self.geometry.num_blocks * bytes_per_block / 2**20:.0f} MiB "
-            f"({self.geometry.num_blocks} blocks of {self.geometry.block_size} tokens); "
-            f"policy {config.scheduler.policy}; max_model_len {self.limits.max_model_len}"
-        )
         logger.info("%s", self.description)
+
+    @property
+    def num_steps(self) -> dict[str, int]:
+        """Steps so far by how they reached the device: see `ModelRunner.num_steps`."""
+        return dict(self._runner.num_steps)
 
     def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         """Raise the typed error that `add_request` would raise, and change nothing."""
@@ -272,56 +237,3 @@ def as_token_ids(prompt: Iterable[object]) -> list[int]:
         except TypeError as error:  # a tensor of several elements, or of floats
             raise RequestError(f"prompt_token_ids[{index}] must be an integer, got {token!r}") from error
     return token_ids
-
-
-def _limits(config: EngineConfig, model_limit: int) -> Limits:
-    asked = config.model.max_model_len
-    if asked == 1:
-        raise ConfigError("max_model_len=1 holds a prompt of one token and no answer", hint="2 or more")
-    if asked is not None and asked > model_limit:
-        raise ConfigError(
-            f"max_model_len={asked} exceeds the {model_limit} positions that the model declares",
-            hint="positions beyond were never trained, and a dynamic rope scaling there would depend on history",
-        )
-    return Limits(
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        max_model_len=asked or model_limit,
-    )
-
-
-def _backend(name: str, specs: Sequence[AttentionSpec], placement: Placement) -> AttentionBackend:
-    """The backend asked for, or the first of the preferred ones that supports every layer."""
-    candidates = [find_backend(known) for known in (PREFERRED if name == "auto" else (name,))]
-    reasons = {}
-    for backend in candidates:
-        reason = next(filter(None, (backend.supports(s, placement.dtype, placement.device) for s in specs)), None)
-        if reason is None:
-            return backend
-        reasons[backend.name] = reason
-    raise ConfigError(f"no attention backend can run this model: {reasons}")
-
-
-def _fit_memory(
-    geometry: BlockGeometry, bytes_per_block: int, state_bytes: int, config: CacheConfig, device: torch.device
-) -> BlockGeometry:
-    """The geometry, with no more blocks than the memory holds where their number was left open.
-
-    Raises: ConfigError, with the numbers, if what was asked for does not fit.
-    """
-    if device.type == "cuda":
-        there = torch.cuda.mem_get_info(device)[0]
-    else:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    budget = int(there * config.gpu_memory_utilization)
-    fitting = (budget - state_bytes) // bytes_per_block - 1  # one more block is scratch
-    if geometry.num_blocks <= fitting:
-        return geometry
-    if geometry.shareable and config.num_blocks is None and fitting >= 1:
-        return replace(geometry, num_blocks=fitting)
-    needed = (geometry.num_blocks + 1) * bytes_per_block + state_bytes
-    raise ConfigError(
-        f"the cache needs {needed / 2**30:.1f} GiB ({geometry.num_blocks} blocks "
-        f"of {geometry.block_size} tokens) and {budget / 2**30:.1f} GiB may be used",
-        hint="lower num_blocks, max_model_len or max_num_seqs, or raise gpu_memory_utilization",
-    )

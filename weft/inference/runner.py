@@ -1,44 +1,57 @@
-"""All device work of a step: gather the batch, run the model, sample. Decides nothing."""
+"""All device work of a step: take in the plan, run the model, sample. Decides nothing.
+
+On a GPU a step is a `StepProgram`, replayed as a graph where its size was captured and launched as it is elsewhere.
+Anywhere else, and for samplers and backends that look at the device's numbers, the batch is gathered in plain torch.
+"""
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from itertools import accumulate
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.attention.interface import Cache
-from weft.batch import Batch, SamplingRows
+from weft.batch import SamplingRows
 from weft.config import BlockGeometry, Limits
 from weft.inference.device_state import DeviceState
+from weft.inference.graphs import StepGraphs
 from weft.inference.plan import StepPlan
-from weft.inference.sampler import Sampler
-from weft.layers.operations import PlainOperations
+from weft.inference.sampler import KernelSampler, Sampler
+from weft.inference.step_program import LOG_ENTRIES, StepProgram, StepSize
+from weft.layers.operations import Attend, Operations
 from weft.models.family import Model
 
 logger = logging.getLogger("weft")
 
-# Called once a step with the float32 logits of its logit rows, in the plan's order, before sampling.
-Observer = Callable[[StepPlan, Batch, Float[Tensor, "R V"]], None]
+# Called once a step with the float32 logits of its logit rows, in the plan's order. On the plain path before sampling.
+Observer = Callable[[StepPlan, Float[Tensor, "R V"]], None]
 
 
 class StepHandle:
     """A step under way; its tokens may be read later than the next step starts."""
 
-    def __init__(self, plan: StepPlan, sampled: Int[Tensor, "R"]) -> None:
+    def __init__(self, plan: StepPlan, read: Callable[[], list[int]]) -> None:
+        """read: gives a token for each logit row of the plan, and waits for them."""
         self._num_logit_rows = plan.num_logit_rows
-        self._sampled = sampled
+        self._read = read
 
     def tokens(self) -> list[list[int]]:
         """For each request of the plan what it sampled, one token a logit row; -1: its logits were not finite."""
-        sampled = self._sampled.tolist()
+        sampled = self._read()
         ends = list(accumulate(self._num_logit_rows))
         return [sampled[end - count : end] for end, count in zip(ends, self._num_logit_rows, strict=True)]
 
 
 class ModelRunner:
-    """Owns the device state and the cache of one engine. `observe` sees logits; nothing else of weft does."""
+    """Owns the device state and the cache of one engine. `observe` sees logits; nothing else of weft does.
+
+    num_steps: steps so far, by how they reached the device: "graph", "launched" (a program whose size has no graph) or
+        "plain".
+    """
 
     def __init__(
         self,
@@ -49,13 +62,60 @@ class ModelRunner:
         limits: Limits,
         geometry: BlockGeometry,
         device: torch.device,
+        operations: Callable[[Attend], Operations[Any]],
+        vocab_size: int,
         observe: Observer | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
         self._sampler = sampler
+        self._operations = operations
+        self._device = device
+        self._limits = limits
         self._state = DeviceState(limits, geometry, device)
         self._observe = observe
+        self._program: StepProgram | None = None
+        self._graphs: StepGraphs | None = None
+        self._num_program_steps = 0
+        self.num_steps: Counter[str] = Counter()
+        if cache.capturable and isinstance(sampler, KernelSampler):
+            self._program = StepProgram(
+                model,
+                cache,
+                sampler,
+                self._state,
+                limits=limits,
+                operations=operations,
+                keep_logits=None if observe is None else vocab_size,
+            )
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether steps can be captured: on CUDA, with a backend and a sampler that read nothing back."""
+        return self._program is not None and self._device.type == "cuda"
+
+    @torch.inference_mode()
+    def measure(self, sizes: list[StepSize]) -> int:
+        """Bytes that the largest step takes on the device, and the largest of these sizes as a graph beside it."""
+        if self._program is None:
+            return 0
+        limits, device = self._limits, self._device
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        before = torch.cuda.mem_get_info(device)[0]
+        self._program.run(StepSize(limits.max_num_batched_tokens, limits.max_num_seqs))
+        if sizes:
+            StepGraphs(self._program, [max(sizes), max(size for size in sizes if size.is_decode)])
+        torch.cuda.synchronize(device)
+        return max(0, before - torch.cuda.mem_get_info(device)[0])
+
+    @torch.inference_mode()
+    def capture(self, sizes: list[StepSize], *, show_progress: bool = False) -> None:
+        """Capture steps of these sizes; the inputs are padding, so no block and no row of a request is touched."""
+        assert self._program is not None, "nothing here can be captured"
+        self._graphs = StepGraphs(self._program, sizes, show_progress=show_progress)
+        torch.cuda.synchronize()
+        self._num_program_steps = int(self._state.num_steps.item())
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepHandle:
@@ -63,15 +123,67 @@ class ModelRunner:
         self._state.apply(plan)
         if plan.block_copies:
             self._cache.copy_blocks(plan.block_copies)
+        if self._program is not None and self._program.accepts(plan):
+            return self._run_program(self._program, plan)
+        return self._run_plain(plan)
+
+    def _run_program(self, program: StepProgram, plan: StepPlan) -> StepHandle:
+        num_tokens, num_requests = sum(plan.num_new_tokens), len(plan.rows)
+        kept = [place for place, count in enumerate(plan.num_logit_rows) if count]
+        if num_tokens == num_requests > len(kept):
+            num_tokens += 1  # padding: a chunk of one token that stops short of its prompt's end is no decode
+        exact = StepSize(num_tokens, num_requests)
+        size = None if self._graphs is None else self._graphs.size_for(num_tokens, num_requests)
+        program.set_inputs(plan, size or exact)
+        try:
+            if size is None or self._graphs is None:
+                program.run(exact)
+            else:
+                self._graphs.replay(size)
+        except BaseException:  # nobody knows how far it came
+            self._num_program_steps = int(self._state.num_steps.item())
+            raise
+        self.num_steps["launched" if size is None else "graph"] += 1
+        self._num_program_steps += 1
+        step, wait = self._num_program_steps, self._mark()
+        if self._observe is not None:
+            self._observe(plan, program.logits[kept])
+
+        def read() -> list[int]:
+            assert self._num_program_steps - step < LOG_ENTRIES, "the tokens of this step were overwritten unread"
+            wait()
+            sampled: list[int] = program.token_log[step % LOG_ENTRIES, :num_requests].tolist()
+            return sampled if len(kept) == num_requests else [sampled[place] for place in kept]
+
+        return StepHandle(plan, read)
+
+    def _mark(self) -> Callable[[], None]:
+        """A function that waits until the device has done what it was given so far."""
+        if self._device.type != "cuda":
+            return lambda: None
+        done = torch.cuda.Event()
+        done.record()
+        return done.synchronize
+
+    def _run_plain(self, plan: StepPlan) -> StepHandle:
         batch = self._state.gather(plan)
-        ops = PlainOperations(self._cache.prepare(batch))
+        ops = self._operations(self._cache.prepare(batch))
         hidden = self._model.forward(batch.token_ids, batch.positions, ops)
         logits = self._model.logits(hidden, batch.logit_rows, ops)
         if self._observe is not None:
-            self._observe(plan, batch, logits)
+            self._observe(plan, logits.float())
         sampled = self._sample(logits, batch.sampling)
         self._state.commit(plan, batch.sequence_lengths, sampled)
-        return StepHandle(plan, sampled)
+        self.num_steps["plain"] += 1
+        arrived = sampled.to("cpu", non_blocking=True)  # into pinned memory: the host need not wait for later steps
+        wait = self._mark()
+
+        def read() -> list[int]:
+            wait()
+            tokens: list[int] = arrived.tolist()
+            return tokens
+
+        return StepHandle(plan, read)
 
     def _sample(self, logits: Float[Tensor, "R V"], rows: SamplingRows) -> Int[Tensor, "R"]:
         """A token for each row. If the sampler raises, row by row: only the row at fault gets -1."""

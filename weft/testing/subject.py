@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.batch import Batch, SamplingRows
+from weft.batch import SamplingRows
 from weft.config import EngineConfig
 from weft.inference.engine import Engine
 from weft.inference.plan import StepPlan
@@ -70,7 +70,7 @@ class Subject:
             for place, prompt in enumerate(prompts)
         ]
 
-    def _record(self, plan: StepPlan, batch: Batch, logits: Float[Tensor, "R V"]) -> None:
+    def _record(self, plan: StepPlan, logits: Float[Tensor, "R V"]) -> None:
         owners = (name for name, rows in zip(plan.request_ids, plan.num_logit_rows, strict=True) if rows)
         for request_id, row in zip(owners, logits.cpu(), strict=True):
             self._logits[request_id].append(row)

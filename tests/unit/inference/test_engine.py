@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft import SamplingParams
-from weft.batch import Batch, SamplingRows
+from weft.batch import SamplingRows
 from weft.errors import (
     ContextLengthError,
     DuplicateRequestError,
@@ -61,7 +62,7 @@ def run(engine: Engine, prompts: list[list[int]], params: SamplingParams = GREED
 def test_the_prompts_leave_no_room_for_rounding(build: Build) -> None:
     margins: list[float] = []
 
-    def note(plan: StepPlan, batch: Batch, logits: Tensor) -> None:
+    def note(plan: StepPlan, logits: Tensor) -> None:
         best, second = logits.topk(2).values.unbind(1)
         margins.extend((best - second).tolist())
 
@@ -131,9 +132,11 @@ def test_finishing_a_request_frees_what_it_held_and_leaves_the_others(steps: int
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_a_row_that_is_not_finite_fails_alone(poison: float, build: Build) -> None:
-    def poison_one(plan: StepPlan, batch: Batch, logits: Tensor) -> None:
+    steps = count(1)
+
+    def poison_one(plan: StepPlan, logits: Tensor) -> None:
         for column, request_id in enumerate(plan.request_ids):
-            if request_id == "1" and batch.sequence_lengths[column] == 4:
+            if request_id == "1" and next(steps) == 4:
                 logits[column, 50] = poison
 
     expected = run(build(), PROMPTS)

@@ -76,8 +76,8 @@ def test_what_was_chosen_is_said_once(build: Build, caplog: pytest.LogCaptureFix
         engine = build()
     assert caplog.messages == [engine.description]
     said = (
-        r"llama on cpu in float32 \(.*\); prepacked linear layers; "
-        r"attention paged_gather, cache \d+ MiB \(64 blocks of 16 tokens\); policy fcfs"
+        r"llama on cpu in float32 \(.*\); plain operations, prepacked linear layers; "
+        r"attention paged_gather, cache \d+ MiB \(64 blocks of 16 tokens\); no graphs; policy fcfs"
     )
     assert re.match(said, engine.description)
 

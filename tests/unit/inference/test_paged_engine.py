@@ -253,7 +253,7 @@ def alone(build: Build) -> dict[str, list[int]]:
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        *(("_state", name) for name in ("apply", "_admit", "_append_blocks", "gather", "commit")),
+        *(("_state", name) for name in ("apply", "_tensor", "gather", "commit")),
         ("_model", "forward"),
     ],
 )

@@ -1,0 +1,228 @@
+"""From a configuration and a checkpoint to a runner that can execute steps: what is chosen, how much memory is left.
+
+On a GPU the largest step is run, and the largest graph captured, over a pool of one block, to see how much memory steps
+take; the pool gets what is left, and then all graphs are captured, since they hold addresses.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from weft.attention import PREFERRED, find_backend
+from weft.attention.interface import AttentionBackend, AttentionSpec, Cache
+from weft.config import BlockGeometry, CacheConfig, EngineConfig, ExecutionConfig, Limits
+from weft.errors import ConfigError
+from weft.inference.device_state import DeviceState
+from weft.inference.graphs import step_sizes
+from weft.inference.placement import Placement, place
+from weft.inference.runner import ModelRunner, Observer
+from weft.inference.sampler import GumbelSampler, KernelSampler, Sampler
+from weft.kernels._jit import runs_on
+from weft.layers.fused import FusedOperations
+from weft.layers.kernel_choice import forced
+from weft.layers.operations import Attend, Operations, PlainOperations
+from weft.models.checkpoint.interface import Checkpoint
+from weft.models.checkpoint.load import load_model, read_config, read_specs
+from weft.models.family import Model
+
+
+@dataclass(kw_only=True)
+class Seconds:
+    """What each part of starting took, by name, in order."""
+
+    by_part: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def of(self, part: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self.by_part[part] = time.perf_counter() - begin
+
+    def __str__(self) -> str:
+        return ", ".join(f"{part} {seconds:.1f} s" for part, seconds in self.by_part.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """All that was chosen, and a runner made of it. description: the same in words.
+
+    seconds: by part, what it took: weights, memory (to see what steps take), cache, graphs.
+    """
+
+    runner: ModelRunner
+    model: Model
+    placement: Placement
+    limits: Limits
+    geometry: BlockGeometry
+    vocab_size: int
+    description: str
+    seconds: dict[str, float]
+
+
+def start(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    *,
+    sampler: Sampler | None = None,
+    observe: Observer | None = None,
+    show_progress: bool = False,
+) -> Ready:
+    """Load the model, allocate the cache, capture the graphs.
+
+    Raises: ConfigError, CheckpointError and their kinds, before the weights are read where that is possible.
+    """
+    seconds = Seconds()
+    placement = place(config.model, checkpoint.stored_dtype)
+    model_config = read_config(checkpoint)
+    limits = _limits(config, model_config.max_model_len)
+    specs = read_specs(checkpoint, dtype=placement.dtype)
+    backend = _backend(config.cache.attention_backend, specs, placement)
+    operations_name, operations = _operations(config.execution, placement)
+    wanted = backend.geometry(limits, config.cache)
+    bytes_per_block = backend.bytes_per_block(specs, wanted, placement.dtype)
+    state_bytes = DeviceState.bytes_for(limits, wanted)
+    memory = _Memory(config.cache, placement.device)
+    geometry = memory.fit(wanted, bytes_per_block, state_bytes)  # without weights and steps: what cannot fit at all
+    with seconds.of("weights"):
+        model = load_model(
+            checkpoint,
+            max_positions=limits.max_model_len,
+            dtype=placement.dtype,
+            device=placement.device,
+            dummy_seed=config.model.seed if config.model.load_format == "dummy" else None,
+            show_progress=show_progress,
+            prepacked=placement.prepacked,
+        )
+
+    own_sampler: Sampler = GumbelSampler()
+    if operations_name != "plain" or (placement.device.type == "cuda" and runs_on(placement.device)):
+        own_sampler = KernelSampler()
+
+    def runner_over(cache: Cache, geometry: BlockGeometry) -> ModelRunner:
+        return ModelRunner(
+            model,
+            cache,
+            sampler or own_sampler,
+            limits=limits,
+            geometry=geometry,
+            device=placement.device,
+            operations=operations,
+            vocab_size=model_config.vocab_size,
+            observe=observe,
+        )
+
+    sizes = step_sizes(limits.max_num_seqs, limits.max_num_batched_tokens, config.execution.graph_batch_sizes)
+    if placement.device.type == "cuda":
+        with seconds.of("memory"):
+            least = replace(wanted, num_blocks=1)
+            trial = runner_over(backend.allocate(specs, least, placement.dtype, placement.device), least)
+            workspace = trial.measure(sizes if not config.execution.enforce_eager else [])
+            del trial
+            torch.cuda.empty_cache()
+        geometry = memory.fit(wanted, bytes_per_block, state_bytes + workspace)
+    with seconds.of("cache"):
+        cache = backend.allocate(specs, geometry, placement.dtype, placement.device)
+        runner = runner_over(cache, geometry)
+    captures = runner.can_capture and not config.execution.enforce_eager
+    if captures:
+        with seconds.of("graphs"):
+            runner.capture(sizes, show_progress=show_progress)
+    description = (
+        f"{checkpoint.config.get('model_type')} on {placement.device} in "
+        f"{str(placement.dtype).removeprefix('torch.')} ({placement.reason}); "
+        f"{operations_name} operations, {'prepacked' if placement.prepacked else 'plain'} linear layers; "
+        f"attention {backend.name}, cache {geometry.num_blocks * bytes_per_block / 2**20:.0f} MiB "
+        f"({geometry.num_blocks} blocks of {geometry.block_size} tokens); "
+        f"{f'{len(sizes)} graphs' if captures else 'no graphs'}; "
+        f"policy {config.scheduler.policy}; max_model_len {limits.max_model_len}; ready after {seconds}"
+    )
+    return Ready(
+        runner=runner,
+        model=model,
+        placement=placement,
+        limits=limits,
+        geometry=geometry,
+        vocab_size=model_config.vocab_size,
+        description=description,
+        seconds=seconds.by_part,
+    )
+
+
+def _limits(config: EngineConfig, model_limit: int) -> Limits:
+    asked = config.model.max_model_len
+    if asked == 1:
+        raise ConfigError("max_model_len=1 holds a prompt of one token and no answer", hint="2 or more")
+    if asked is not None and asked > model_limit:
+        raise ConfigError(
+            f"max_model_len={asked} exceeds the {model_limit} positions that the model declares",
+            hint="positions beyond were never trained, and a dynamic rope scaling there would depend on history",
+        )
+    return Limits(
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_model_len=asked or model_limit,
+    )
+
+
+def _backend(name: str, specs: Sequence[AttentionSpec], placement: Placement) -> AttentionBackend:
+    """The backend asked for, or the first of the preferred ones that supports every layer."""
+    candidates = [find_backend(known) for known in (PREFERRED if name == "auto" else (name,))]
+    reasons = {}
+    for backend in candidates:
+        reason = next(filter(None, (backend.supports(s, placement.dtype, placement.device) for s in specs)), None)
+        if reason is None:
+            return backend
+        reasons[backend.name] = reason
+    raise ConfigError(f"no attention backend can run this model: {reasons}")
+
+
+def _operations(config: ExecutionConfig, placement: Placement) -> tuple[str, Callable[[Attend], Operations[Any]]]:
+    """The operations' name, and what makes one step's of its attention."""
+    asked = config.operations
+    if asked == "plain" or (asked == "auto" and not (placement.device.type == "cuda" and runs_on(placement.device))):
+        return "plain", PlainOperations
+    if not runs_on(placement.device):
+        raise ConfigError(
+            f"operations='fused' are Triton kernels, which do not run on {placement.device} here",
+            hint="operations='plain' runs anywhere",
+        )
+    if config.kernel_choice == "auto":
+        return "fused", FusedOperations
+    return f"fused ({config.kernel_choice})", partial(FusedOperations, choose=forced(config.kernel_choice))
+
+
+class _Memory:
+    """How many blocks fit into the memory that the cache may have."""
+
+    def __init__(self, config: CacheConfig, device: torch.device) -> None:
+        self._config = config
+        self._device = device
+
+    def fit(self, geometry: BlockGeometry, bytes_per_block: int, other_bytes: int) -> BlockGeometry:
+        """The geometry, with no more blocks than there is room for where their number was left open.
+
+        other_bytes: what the cache has to leave: the device's state, and what steps take.
+        Raises: ConfigError, with the numbers, if what was asked for does not fit.
+        """
+        if self._device.type == "cuda":
+            there = torch.cuda.mem_get_info(self._device)[0]
+        else:
+            there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        budget = int(there * self._config.gpu_memory_utilization)
+        fitting = (budget - other_bytes) // bytes_per_block - 1  # one more block is scratch
+        if geometry.num_blocks <= fitting:
+            return geometry
+        if geometry.shareable and self._config.num_blocks is None and fitting >= 1:
+            return replace(geometry, num_blocks=fitting)
+        needed = (geometry.num_blocks + 1) * bytes_per_block + other_bytes
+        raise ConfigError(
+            f"the cache needs {needed / 2**30:.1f} GiB ({geometry.num_blocks} blocks "
+            f"of {geometry.block_size} tokens) and {budget / 2**30:.1f} GiB may be used",
+            hint="lower num_blocks, max_model_len or max_num_seqs, or raise gpu_memory_utilization",
+        )
