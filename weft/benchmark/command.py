@@ -38,7 +38,7 @@ def add_bench(commands: Any) -> None:
                 f"--{field.name.replace('_', '-')}",
                 type=str if field.default is None else type(field.default),
                 default=field.default,
-                help=field.metadata["help"] + ("" if field.default is None else " (%(default)s)"),
+                help=field.metadata["help"] + ("" if field.default in (None, "") else " (%(default)s)"),
             )
         parser.add_argument("--json", type=Path, metavar="FILE", help="append the rows to FILE, one JSON object a line")
         parser.set_defaults(run=_run, experiment=experiment, experiment_name=name)
@@ -62,10 +62,12 @@ def _run(arguments: argparse.Namespace) -> int:
 
     device = place(ModelConfig(model="-", device=getattr(options, "device", "cpu")), None).device
     provenance = Provenance.here(device)
-    rows = experiment.run(options, show_bars if sys.stderr.isatty() else show_nothing)
+    rows = []
+    for row in experiment.run(options, show_bars if sys.stderr.isatty() else show_nothing):
+        rows.append(row)
+        if path is not None:
+            append_json([row], provenance, path)  # at once: who is stopped half-way keeps what there is
     show_table(experiment.summary, rows, provenance, Console(width=None if sys.stdout.isatty() else 140))
-    if path is not None:
-        append_json(rows, provenance, path)
     return 0
 
 

@@ -3,22 +3,29 @@
 Times are seconds since the workload arrived, all of it at once. Knows no system and reads no clock.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 from statistics import median
 
-from weft.benchmark.row import Row
+from weft.benchmark.row import Row, Target
 from weft.benchmark.workload import Workload
+
+THROUGHPUT = "output tokens"
+FIRST_TOKEN = "time to first token p50"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What one request was given: each token, and when the caller could have read it."""
+    """What one request was given: each token, and when the caller could have read it.
+
+    entered_s: when it was handed over; later than 0 where a new request enters as one leaves.
+    """
 
     token_ids: tuple[int, ...]
     times: tuple[float, ...]
+    entered_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +47,7 @@ class Outcome:
     @property
     def first_token_s(self) -> list[float]:
         """Of each request the time to its first token, the wait for its turn included."""
-        return [answer.times[0] for answer in self.answers]
+        return [answer.times[0] - answer.entered_s for answer in self.answers]
 
     @property
     def between_tokens_s(self) -> list[float]:
@@ -69,13 +76,33 @@ def spread(values: Sequence[float]) -> float | None:
 
 def rows_of(outcomes: Sequence[Outcome], row: Row) -> list[Row]:
     """The rows of one system over its repetitions, medians; `row` says what is common to them."""
+    columns = _columns(outcomes)
+    return [row.of(metric, values, unit, spread=spread(values)) for (metric, unit), values in columns.items()]
+
+
+def best_of(outcomes: Sequence[Outcome]) -> Outcome:
+    """The repetition that gave most tokens a second."""
+    return max(outcomes, key=lambda outcome: outcome.tokens_per_second)
+
+
+def best_rows_of(outcomes: Sequence[Outcome], row: Row, targets: Mapping[str, Target | None]) -> list[Row]:
+    """As `rows_of`, but of the best repetition; all of them are in the spread. Targets by metric."""
+    best, every = _columns([best_of(outcomes)]), _columns(outcomes)
+    return [
+        row.of(metric, best[metric, unit], unit, spread=spread(values), target=targets.get(metric)).over(len(values))
+        for (metric, unit), values in every.items()
+    ]
+
+
+def _columns(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[float]]:
+    """A value an outcome, by metric and unit."""
     columns: dict[tuple[str, str], list[float]] = {
-        ("output tokens", "tokens/s"): [outcome.tokens_per_second for outcome in outcomes],
-        ("time to first token p50", "ms"): [quantile(outcome.first_token_s, 0.5) * 1e3 for outcome in outcomes],
+        (THROUGHPUT, "tokens/s"): [outcome.tokens_per_second for outcome in outcomes],
+        (FIRST_TOKEN, "ms"): [quantile(outcome.first_token_s, 0.5) * 1e3 for outcome in outcomes],
         ("time to first token p99", "ms"): [quantile(outcome.first_token_s, 0.99) * 1e3 for outcome in outcomes],
     }
     if all(outcome.between_tokens_s for outcome in outcomes):  # answers of one token have no gaps
         for name, part in (("p50", 0.5), ("p99", 0.99)):
             gaps = [quantile(outcome.between_tokens_s, part) * 1e3 for outcome in outcomes]
             columns[f"time between tokens {name}", "ms"] = gaps
-    return [row.of(metric, values, unit, spread=spread(values)) for (metric, unit), values in columns.items()]
+    return columns

@@ -4,11 +4,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.config import DTYPE_ALIASES, DTYPES, positive
+from weft.errors import ConfigError
 
 
 def option(default: Any, meaning: str) -> Any:
     """A field of an options dataclass, with what `--help` says of it. Its type is that of the default (None: text)."""
     return field(default=default, metadata={"help": meaning})
+
+
+def numbers(name: str, text: str) -> list[int]:
+    """Positive integers between commas. Raises: ConfigError.
+
+    >>> numbers("batch", "1,8,64")
+    [1, 8, 64]
+    """
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"{name}={text!r} is no list of numbers", hint="1,8,64") from error
+    for value in values:
+        positive("options", **{name: value})
+    return values
 
 
 @dataclass(frozen=True, kw_only=True)

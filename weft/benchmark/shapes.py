@@ -26,6 +26,18 @@ _LLAMA = {
     "eos_token_id": None,
 }
 SHAPES: Mapping[str, Mapping[str, Any]] = {
+    # For trying a benchmark where there is no time or no GPU; no figure is about it.
+    "llama-tiny": _LLAMA
+    | {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 512,
+        "tie_word_embeddings": True,
+    },
     "llama-190m": _LLAMA
     | {
         "hidden_size": 1024,

@@ -22,13 +22,22 @@ SMALL: dict[str, dict[str, Any]] = {
     "offline": {"requests": 5, "in_flight": 3, "prompts": "4,9", "outputs": "3:6", "repetitions": 2},
     "continuous": {"requests": 16, "in_flight": 4, "prompts": "4,9", "short": 2, "long": 20},
     "memory": {"requests": 6, "in_flight": 3, "prompts": "4,20", "outputs": "3:20", "block_size": 4},
+    "steps": {
+        "shape": "llama-tiny",
+        "device": "cpu",
+        "dtype": "float32",
+        "batch": "1,3",
+        "context": "40",
+        "steps": 5,
+        "repetitions": 2,
+    },
     "scheduler": {"pools": "64,256", "running": 8, "waiting": 32, "steps": 5, "lookup_tokens": 64, "block_size": 4},
 }
 
 
 def run(name: str, **options: Any) -> list[Row]:
     experiment = known_experiments()[name]
-    return experiment.run(experiment.options(**(SMALL[name] | options)), show_nothing)
+    return list(experiment.run(experiment.options(**(SMALL[name] | options)), show_nothing))
 
 
 def by_metric(rows: list[Row], system: str | None = None) -> dict[str, Row]:
@@ -40,8 +49,8 @@ def test_every_experiment_is_tried_here() -> None:
 
 
 def test_offline_all_systems_say_the_same_tokens(tiny_model: str) -> None:
-    rows = run("offline", model=tiny_model)
-    for system in ("weft", "hf_continuous"):
+    rows = run("offline", model=tiny_model, systems="weft,hf_generate,hf_continuous,hf_static")
+    for system in ("weft", "hf_continuous", "hf_static"):
         assert by_metric(rows, system)["requests equal to hf_generate"].value == 5
     assert {row.system for row in rows if row.metric == "output tokens"} == set(known_systems())
     for name in ("hf_generate", "hf_continuous"):
@@ -191,7 +200,7 @@ def test_the_command_prints_a_table_and_appends_rows(
     name: str, tiny_model: str, json_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft.benchmark.provenance.calibrate", lambda device: {"copy_gb_per_s": 1.0})
-    model = {} if name == "scheduler" else {"model": tiny_model}
+    model = {} if name in ("scheduler", "steps") else {"model": tiny_model}
     given = SMALL[name] | model | ({"systems": "weft"} if name == "offline" else {})
     arguments = [part for key, value in given.items() for part in (f"--{key.replace('_', '-')}", str(value))]
     assert main(["bench", name, *arguments, "--json", str(json_file)]) == 0

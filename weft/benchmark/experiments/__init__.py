@@ -1,6 +1,6 @@
 """Experiments, found by name: each file here that defines `EXPERIMENT` is one. Cheap to import: no torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
@@ -15,13 +15,13 @@ class Experiment:
     """summary: one line, what it measures.   examples: command lines without `weft bench`.
 
     options: a frozen dataclass of `option` fields; building it raises ConfigError for what makes no sense.
-    run: measures and returns the rows, targets included.
+    run: measures and gives out the rows, targets included, as they come or all at the end.
     """
 
     summary: str
     examples: tuple[str, ...]
     options: type[Any]
-    run: Callable[[Any, Progress], list[Row]]
+    run: Callable[[Any, Progress], Iterable[Row]]
 
 
 def known_experiments() -> dict[str, Experiment]:

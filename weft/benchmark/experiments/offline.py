@@ -1,18 +1,21 @@
 """Tokens a second of a mixed batch: weft against HuggingFace, in one run, on the same requests.
 
 Each repetition runs every system once, so that a machine that slows down slows all of them. A speed is only compared
-between systems that said the same tokens.
+between systems that said the same tokens. With `--suite` the standing workloads of GPUs run instead (`suite_run.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
+from weft.benchmark.engine_options import parse_engine_options
 from weft.benchmark.experiments import Experiment
 from weft.benchmark.measure import Outcome, rows_of, spread
-from weft.benchmark.options import ModelOptions, option
+from weft.benchmark.options import ModelOptions, numbers, option
 from weft.benchmark.progress import Progress
 from weft.benchmark.row import Row, Target
+from weft.benchmark.suites import SUITES, chosen_suites
 from weft.benchmark.systems import System, check_system, find_system
 from weft.benchmark.workload import Lengths, Workload, mixed_workload, num_equal
 from weft.config import positive
@@ -27,15 +30,33 @@ _NOTE = (
 )
 
 
+_SUITE_SYSTEMS = ("weft", "hf_static")
+_SYSTEMS = "weft,hf_generate,hf_continuous"
+_OWN = ("model", "requests", "in_flight", "prompts", "outputs")  # what a suite brings itself
+
+
 @dataclass(frozen=True, kw_only=True)
 class OfflineOptions(ModelOptions):
+    """What is left open here ("", 0) is decided by whether there is a suite, before anybody sees it."""
+
+    dtype: str = option("", "of the weights (float32; with --suite bfloat16)")
+    device: str = option("", "auto, cpu, cuda or cuda:N (cpu; with --suite cuda)")
+    repetitions: int = option(0, "measured runs, medians reported; 0 is one, with --suite two, of which the better is")
     requests: int = option(16, "requests, all there at the start")
     in_flight: int = option(16, "requests that run at once")
     prompts: str = option("8,32,128,512", "prompt lengths: one of 8,32,128 or uniform 64:256")
     outputs: str = option("16:128", "output lengths, as prompts; end-of-sequence ids are ignored")
-    systems: str = option("weft,hf_generate,hf_continuous", "who is measured, in this order")
+    systems: str = option("", f"who is measured, in this order ({_SYSTEMS}; with --suite {','.join(_SUITE_SYSTEMS)})")
+    suite: str | None = option(None, "standing workloads in place of the above: some of " + ",".join(SUITES))
+    cases: str | None = option(None, "of the suites only the cases with so many in flight, 1,64 for instance")
+    hf_requests: int = option(0, "requests of a suite's case that HuggingFace answers, but at least a batch; 0 is all")
+    engine: str | None = option(None, "fields of weft's engine for a suite: enforce_eager=true,overlap=false")
 
     def __post_init__(self) -> None:
+        usual = ("float32", "cpu", 1, _SYSTEMS) if self.suite is None else ("bfloat16", "cuda", 2, "weft,hf_static")
+        for name, value in zip(("dtype", "device", "repetitions", "systems"), usual, strict=True):
+            if not getattr(self, name):
+                object.__setattr__(self, name, value)
         super().__post_init__()
         positive("OfflineOptions", requests=self.requests, in_flight=self.in_flight)
         Lengths.parse(self.prompts)
@@ -44,14 +65,56 @@ class OfflineOptions(ModelOptions):
             check_system(name)
         if len(set(self.system_names)) != len(self.system_names):
             raise ConfigError(f"systems={self.systems!r} names a system twice")
+        if self.suite is None:
+            self._refuse({"cases": None, "hf_requests": 0, "engine": None}, "belongs to a suite")
+            return
+        self._refuse({field.name: field.default for field in fields(self) if field.name in _OWN}, "is the suite's own")
+        if not set(self.system_names) <= set(_SUITE_SYSTEMS):
+            raise ConfigError(f"systems={self.systems!r} with a suite", hint="some of " + ",".join(_SUITE_SYSTEMS))
+        positive("OfflineOptions", hf_requests=self.hf_requests or None)
+        chosen_suites(self.suite, self.widths)
+        parse_engine_options(self.engine)
 
     @property
     def system_names(self) -> list[str]:
         return self.systems.split(",")
 
+    @property
+    def widths(self) -> list[int]:
+        return [] if self.cases is None else numbers("cases", self.cases)
 
-def run(options: OfflineOptions, progress: Progress) -> list[Row]:
-    """All systems loaded and warmed up, then measured in turn."""
+    def _refuse(self, defaults: Mapping[str, Any], why: str) -> None:
+        """Raise ConfigError for an option that would be read by nobody."""
+        for name, default in defaults.items():
+            if getattr(self, name) != default:
+                raise ConfigError(f"{name}={getattr(self, name)!r} {why}, suite={self.suite!r}")
+
+
+def run(options: OfflineOptions, progress: Progress) -> Iterable[Row]:
+    """All systems loaded and warmed up, then measured in turn; suites one by one."""
+    if options.suite is not None:
+        return _run_suites(options, options.suite, progress)
+    return _run_mixed(options, progress)
+
+
+def _run_suites(options: OfflineOptions, suites: str, progress: Progress) -> Iterable[Row]:
+    from weft.benchmark.suite_run import SuiteSettings, run_suites
+
+    settings = SuiteSettings(
+        suites=chosen_suites(suites, options.widths),
+        systems=tuple(options.system_names),
+        shape=options.shape,
+        dtype=options.dtype,
+        device=options.device,
+        seed=options.seed,
+        repetitions=options.repetitions,
+        hf_requests=options.hf_requests or None,
+        engine=parse_engine_options(options.engine),
+    )
+    return run_suites(settings, progress)
+
+
+def _run_mixed(options: OfflineOptions, progress: Progress) -> list[Row]:
     from weft.benchmark.served_model import open_model
 
     model = open_model(
@@ -148,10 +211,9 @@ EXPERIMENT = Experiment(
     examples=(
         "offline",
         "offline --systems weft,hf_continuous --repetitions 3 --json results/offline.jsonl",
-        "offline --shape llama-190m --device cuda --dtype bf16 --in-flight 64 --requests 256 --prompts 64:256 "
-        "--outputs 32:96",
-        "offline --shape llama-1b --device cuda --dtype bf16 --in-flight 64 --requests 64 --prompts 32:1024 "
-        "--outputs 32:256",
+        "offline --suite ladder,mixed64,big --json results/h200.jsonl",
+        "offline --suite big --cases 1,64 --hf-requests 64 --engine max_num_batched_tokens=8192",
+        "offline --suite ladder --shape llama-tiny --device cpu --dtype float32",
     ),
     options=OfflineOptions,
     run=run,

@@ -15,13 +15,24 @@ from weft.inference.sampling_params import SamplingParams
 
 
 class WeftSystem:
-    """`engine_options` are fields of `weft.config`, over those that the workload implies; `observe` sees every step."""
+    """`engine_options` are fields of `weft.config`, over those that the workload implies; `observe` sees every step.
+
+    closed_loop: at most `in_flight` requests are in the engine, a new one enters as one leaves; else all are there at
+        the start and wait inside.
+    """
 
     version = __version__
 
     def __init__(
-        self, model: ServedModel, workload: Workload, *, observe: Observer | None = None, **engine_options: Any
+        self,
+        model: ServedModel,
+        workload: Workload,
+        *,
+        observe: Observer | None = None,
+        closed_loop: bool = False,
+        **engine_options: Any,
     ) -> None:
+        self._closed_loop = closed_loop
         options: dict[str, Any] = {
             "model": model.name,
             "dtype": model.dtype_name,
@@ -34,12 +45,20 @@ class WeftSystem:
         self.engine = Engine(EngineConfig.of(**(options | engine_options)), model.checkpoint, observe=observe)
 
     def run(self, workload: Workload, advance: Callable[[], None]) -> Outcome:
-        token_ids: list[list[int]] = [[] for _ in workload.jobs]
-        times: list[list[float]] = [[] for _ in workload.jobs]
+        jobs = workload.jobs
+        token_ids: list[list[int]] = [[] for _ in jobs]
+        times: list[list[float]] = [[] for _ in jobs]
+        entered: list[float] = []
         start = perf_counter()
-        for place, job in enumerate(workload.jobs):
+
+        def enter(now: float) -> None:
+            job = jobs[len(entered)]
             params = SamplingParams(temperature=0, max_tokens=job.num_output_tokens, ignore_eos=True)
-            self.engine.add_request(str(place), job.prompt_token_ids, params)
+            self.engine.add_request(str(len(entered)), job.prompt_token_ids, params)
+            entered.append(now)
+
+        for _ in range(min(workload.in_flight, len(jobs)) if self._closed_loop else len(jobs)):
+            enter(0.0)
         while self.engine.has_unfinished_requests():
             outputs = self.engine.step()
             now = perf_counter() - start
@@ -49,8 +68,13 @@ class WeftSystem:
                 times[place].extend([now] * len(output.new_token_ids))
                 if output.finished:
                     advance()
+                    if len(entered) < len(jobs):
+                        enter(now)
         elapsed = perf_counter() - start
-        answers = (Answer(token_ids=tuple(a), times=tuple(b)) for a, b in zip(token_ids, times, strict=True))
+        answers = (
+            Answer(token_ids=tuple(tokens), times=tuple(when), entered_s=at)
+            for tokens, when, at in zip(token_ids, times, entered, strict=True)
+        )
         return Outcome(answers=tuple(answers), elapsed_s=elapsed)
 
     def close(self) -> None:

@@ -1,0 +1,35 @@
+"""Fields of `EngineConfig` as one argument: `enforce_eager=true,graph_batch_sizes=1:8:64`. Their owner checks them."""
+
+from typing import Any
+
+from weft.errors import ConfigError
+
+_WORDS = {"true": True, "false": False, "none": None}
+
+
+def parse_engine_options(text: str | None) -> dict[str, Any]:
+    """Names and values; a value with colons is a tuple. Raises: ConfigError for what is no `name=value`.
+
+    >>> parse_engine_options("overlap=false,max_num_seqs=8,graph_batch_sizes=1:8,policy=fcfs")
+    {'overlap': False, 'max_num_seqs': 8, 'graph_batch_sizes': (1, 8), 'policy': 'fcfs'}
+    """
+    options: dict[str, Any] = {}
+    for part in filter(None, (text or "").split(",")):
+        name, equals, value = part.partition("=")
+        if not equals or not name or not value:
+            raise ConfigError(f"engine={text!r}: {part!r} is no name=value", hint="enforce_eager=true,overlap=false")
+        if name in options:
+            raise ConfigError(f"engine={text!r} gives {name} twice")
+        options[name] = tuple(map(_value, value.split(":"))) if ":" in value else _value(value)
+    return options
+
+
+def _value(text: str) -> Any:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,151 @@
+"""Decode steps alone: B requests of one context, nobody joins or leaves; beside a prototype's and what reading takes.
+
+Host time is what `Engine.step` takes without its waits for the GPU.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from weft.benchmark.engine_options import parse_engine_options
+from weft.benchmark.experiments import Experiment
+from weft.benchmark.measure import quantile, spread
+from weft.benchmark.options import numbers, option
+from weft.benchmark.progress import Progress
+from weft.benchmark.published import HOST_US, PROTOTYPE, PROTOTYPE_STEPS, READ_TB_PER_S, STEP_OVER_PROTOTYPE
+from weft.benchmark.row import Row
+from weft.config import positive
+from weft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from weft.benchmark.decode_steps import DecodeTimes
+
+_NOTE = (
+    "wall time of successive steps by tokens given out; greedy, prefix caching off; median of repetitions that follow "
+    "one another, so that the context is reached in the middle of them"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsOptions:
+    shape: str = option("llama-190m", "llama-190m, llama-1b, llama-8b, or several between commas")
+    batch: str = option("1,8,64", "requests that decode")
+    context: str = option("512,2048", "tokens of each")
+    steps: int = option(100, "steps of a repetition")
+    repetitions: int = option(3, "medians are reported")
+    engine: str | None = option(None, "fields of weft's engine: enforce_eager=true,overlap=false")
+    dtype: str = option("bfloat16", "of weights and cache")
+    device: str = option("cuda", "auto, cpu, cuda or cuda:N")
+    seed: int = option(0, "of weights and prompts")
+
+    def __post_init__(self) -> None:
+        positive("StepsOptions", steps=self.steps, repetitions=self.repetitions)
+        numbers("batch", self.batch)
+        parse_engine_options(self.engine)
+        shortest = self.steps * self.repetitions // 2 + 16
+        for context in numbers("context", self.context):
+            if context < shortest:
+                raise ConfigError(
+                    f"context={context} is passed by {self.repetitions} repetitions of {self.steps} steps",
+                    hint=f"a context of {shortest} or more, or fewer steps",
+                )
+
+
+def run(options: StepsOptions, progress: Progress) -> Iterator[Row]:
+    """One engine a shape, for its largest batch and context."""
+    from weft.benchmark.readiness import release_memory
+    from weft.benchmark.shapes import shape_config
+
+    shapes = options.shape.split(",")
+    for shape in shapes:
+        shape_config(shape)  # a wrong name is told before the first is measured
+    for shape in shapes:
+        yield from _shape_rows(shape, options, progress)
+        release_memory()
+
+
+def _shape_rows(shape: str, options: StepsOptions, progress: Progress) -> Iterator[Row]:
+    from weft import __version__
+    from weft.benchmark.decode_steps import SteadyDecode
+    from weft.benchmark.served_model import open_model
+    from weft.config import EngineConfig
+    from weft.inference.engine import Engine
+
+    batches, contexts = numbers("batch", options.batch), numbers("context", options.context)
+    model = open_model(model=shape, shape=shape, dtype=options.dtype, device=options.device, seed=options.seed)
+    extent = {"steps": options.steps, "repetitions": options.repetitions}
+    implied = {
+        "model": shape,
+        "dtype": model.dtype_name,
+        "device": str(model.device),
+        "max_model_len": max(SteadyDecode.room(c, batch=b, **extent) for b in batches for c in contexts),
+        "max_num_seqs": max(batches),
+        "max_num_batched_tokens": max(2048, *batches),
+        "enable_prefix_caching": False,
+        "policy": "prefill_first",  # all prompts first: the contexts stay alike
+    }
+    engine = Engine(EngineConfig.of(**(implied | parse_engine_options(options.engine))), model.checkpoint)
+    notes = "; ".join(filter(None, (_NOTE, options.engine)))
+    base = model.row("steps", case="", seed=options.seed, notes=notes).by("weft", __version__)
+    for context in contexts:
+        for batch in batches:
+            advance = progress(f"{shape}, {batch} x {context}", options.repetitions)
+            decode = SteadyDecode(engine, batch=batch, context=context, seed=options.seed, **extent)
+            times = decode.measure(advance)
+            decode.close()
+            row = replace(base, case=f"{shape}: {batch} requests at a context of {context:,}")
+            yield from step_rows(row, times, shape=shape, batch=batch, context=context, itemsize=model.dtype.itemsize)
+
+
+def step_rows(row: Row, times: "DecodeTimes", *, shape: str, batch: int, context: int, itemsize: int) -> list[Row]:
+    """The step, what part of it reading alone would take, the prototype's best, and the host's part."""
+    import logging
+    from statistics import median
+
+    from weft.benchmark.decode_steps import read_bytes
+    from weft.benchmark.shapes import shape_config
+
+    milliseconds = [seconds * 1e3 for seconds in times.step_s]
+    step = median(milliseconds)
+    rows = [
+        row.of("decode step", milliseconds, "ms", spread=spread(milliseconds)),
+        row.of("tokens/s", [batch / step * 1e3], "tokens/s").over(len(milliseconds)),
+        row.of("mean context", times.contexts, "tokens"),
+    ]
+    logging.getLogger("weft").info("%s: %.3f ms a step", row.case, step)
+    if times.host_s:
+        host = row.of(
+            "host time of a step, median", [quantile(times.host_s, 0.5) * 1e6], "µs", target=HOST_US.get(batch)
+        )
+        rows.append(host.over(len(times.host_s)))
+        # Only a GPU has a bandwidth and a prototype to be read beside.
+        bytes_read = read_bytes(shape_config(shape), itemsize=itemsize, batch=batch, context=context)
+        limit = bytes_read / READ_TB_PER_S / 1e9
+        rows.append(
+            row.of("limit over step", [100 * limit / step], "%", notes=f"the limit reads at {READ_TB_PER_S} TB/s")
+        )
+        known = PROTOTYPE_STEPS.get((shape, batch, context))
+        if known is not None and row.dtype == "bfloat16":
+            rows.append(
+                row.of(
+                    f"step over the prototype's {known.best_ms:g} ms",
+                    [step / known.best_ms],
+                    "x",
+                    target=STEP_OVER_PROTOTYPE,
+                    notes=f"the prototype: {PROTOTYPE}",
+                )
+            )
+    return rows
+
+
+EXPERIMENT = Experiment(
+    summary="milliseconds of a decode step at steady batch and context, and the host's part of it",
+    examples=(
+        "steps",
+        "steps --shape llama-190m,llama-1b,llama-8b --batch 1,8,32,64 --json results/h200.jsonl",
+        "steps --batch 64 --context 512 --engine enforce_eager=true",
+        "steps --shape llama-tiny --device cpu --dtype float32 --batch 1,4 --context 64 --steps 10",
+    ),
+    options=StepsOptions,
+    run=run,
+)
