@@ -1,0 +1,102 @@
+"""A step on the device alone, in Triton's interpreter: what it takes from the host, and when its tokens are read."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from weft.inference.engine import Engine
+from weft.inference.plan import StepPlan
+from weft.inference.runner import StepHandle
+from weft.inference.sampling_params import SamplingParams
+from weft.inference.step_program import LOG_ENTRIES, StepSize
+from weft.kernels._jit import runs_on
+
+Build = Callable[..., Engine]
+
+pytestmark = pytest.mark.skipif(
+    not runs_on(torch.device("cpu")), reason="Triton is Linux-only, and kernels run on CUDA"
+)
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture
+def engine(build: Build) -> Engine:
+    return build(
+        device="cpu", operations="fused", attention_backend="paged_triton", max_num_seqs=3, max_num_batched_tokens=8
+    )
+
+
+def executed(engine: Engine) -> tuple[list[StepPlan], list[StepHandle]]:
+    """Every plan and handle from now on."""
+    runner: Any = engine._runner
+    plans, handles, execute = [], [], runner.execute
+
+    def noted(plan: StepPlan) -> StepHandle:
+        plans.append(plan)
+        handles.append(execute(plan))
+        return handles[-1]
+
+    runner.execute = noted
+    return plans, handles
+
+
+def test_a_steady_step_takes_nothing_from_the_host(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        engine.add_request(name, [3, 4], GREEDY)
+    engine.step()
+    engine.step()
+    made: list[Any] = []
+    tensor = torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda *given, **options: made.append(given) or tensor(*given, **options))
+    engine.step()
+    assert made == []
+    engine.finish("a", "abort")
+    engine.step()
+    assert len(made) == 1  # who takes part
+
+
+def test_tokens_can_be_read_a_step_late_and_never_when_overwritten(engine: Engine) -> None:
+    _, handles = executed(engine)
+    engine.add_request("a", [3, 4], GREEDY)
+    said = [output.new_token_ids for _ in range(LOG_ENTRIES + 1) for output in engine.step()]
+    assert [tuple(handle.tokens()[0]) for handle in handles[1:]] == said[1:]
+    with pytest.raises(AssertionError, match="overwritten unread"):
+        handles[0].tokens()
+
+
+def test_a_chunk_of_one_token_is_no_decode(build: Build) -> None:
+    """Its sampled token is nobody's: it must not take the place of the prompt's next one."""
+    options = {"device": "cpu", "max_num_seqs": 2, "max_chunk_tokens": 1}
+    engine = build(operations="fused", attention_backend="paged_triton", **options)
+    runner: Any = engine._runner
+    sizes: list[StepSize] = []
+    run = runner._program.run
+    runner._program.run = lambda size: (sizes.append(size), run(size))
+    engine.add_request("a", [3, 4, 7], GREEDY)
+    said = [token for _ in range(5) for output in engine.step() for token in output.new_token_ids]
+    assert sizes == [StepSize(2, 1)] * 2 + [StepSize(1, 1)] * 3
+    plain = build(operations="plain", **options)
+    plain.add_request("a", [3, 4, 7], GREEDY)
+    assert said == [token for _ in range(5) for output in plain.step() for token in output.new_token_ids]
+
+
+def test_a_step_that_fails_half_way_leaves_the_count_of_steps_right(engine: Engine, build: Build) -> None:
+    runner: Any = engine._runner
+    forward = runner._model.forward
+    failures = iter([MemoryError("no room")])
+
+    def fails_once(*given: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return forward(*given)
+
+    runner._model.forward = fails_once
+    engine.add_request("a", [3, 4, 5], GREEDY)
+    with pytest.raises(MemoryError):
+        engine.step()
+    said = [token for _ in range(6) for output in engine.step() for token in output.new_token_ids]
+    plain = build(device="cpu", operations="plain")
+    plain.add_request("a", [3, 4, 5], GREEDY)
+    assert said == [token for _ in range(6) for output in plain.step() for token in output.new_token_ids]
