@@ -84,7 +84,9 @@ def _small(name: str) -> Case:
         inputs = [torch.randn(shape, device=device, dtype=operation.dtype or dtype) for shape in operation.inputs]
         if operation.weight is not None:  # products as large as factors: a softmax of larger ones has no digits
             inputs[operation.weight] *= operation.inputs[operation.weight][-1] ** -0.5
-        return worst_error(operation.weft(*inputs), operation.peer(*(tensor.double() for tensor in inputs)))
+        expected = operation.peer(*(tensor.double() for tensor in inputs))
+        # Last: a kernel may read its weights before the one directly ahead, which may have made them, has ended.
+        return worst_error(operation.weft(*inputs), expected)
 
     return case
 

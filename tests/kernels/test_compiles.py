@@ -109,3 +109,61 @@ def test_a_form_that_spills_and_one_that_does_not_build_are_convicted(tmp_path: 
     assert fits["faults"] == []
     assert any("spills" in fault for fault in spills["faults"])
     assert broken["faults"]
+
+
+def test_every_kernel_that_is_launched_early_lists_a_form_that_waits() -> None:
+    """Its order in the compiled form is judged with its registers, above."""
+    launched = ("early_launch(", "launch_pdl")
+    early = [name for name in KERNELS if any(word in _source(name) for word in launched)]
+    assert {"add_norm", "few_rows_gemm", "gemv", "merge_parts", "sample", "silu_multiply"} <= set(early)
+    for name in early:
+        forms = importlib.import_module(f"weft.kernels.{name}").SPECIALISATIONS
+        for kernel in {id(form.kernel) for form in forms}:
+            mine = [form for form in forms if id(form.kernel) == kernel]
+            assert all(form.waits == form.constants["EARLY"] for form in mine), name
+            for capability in CAPABILITIES:
+                waits = {form.waits for form in mine if capability in form.capabilities and not form.forced}
+                assert waits == {capability >= 90}, f"{name} on sm_{capability}"
+
+
+def _source(name: str) -> str:
+    return (Path(weft.kernels.__file__).parent / f"{name}.py").read_text("utf-8")
+
+
+UNTIMELY = """
+from weft.kernels._jit import jit, tl
+from weft.kernels.specialisation import Specialisation
+
+@jit
+def kernel(x, y, WAIT: tl.constexpr, FIRST: tl.constexpr):
+    row = tl.arange(0, 128)
+    if FIRST == "store":
+        tl.store(y + row, row.to(tl.float32))
+    value = row.to(tl.float32)
+    if FIRST == "load":
+        value = tl.load(x + row)
+    if WAIT:
+        tl.extra.cuda.gdc_wait()
+    if FIRST != "load":
+        value = tl.load(x + row)
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.store(y + row, value)
+
+def form(name, wait=True, first="wait", ahead=False):
+    return Specialisation(name=name, kernel=kernel, signature={"x": "*fp32", "y": "*fp32"}, num_warps=1, num_stages=1,
+                          constants={"WAIT": wait, "FIRST": first}, waits=True, reads_ahead=ahead)
+
+SPECIALISATIONS = [form("right"), form("ahead", first="load", ahead=True), form("never", wait=False),
+                   form("reads", first="load"), form("writes", first="store", ahead=True)]
+"""
+
+
+def test_a_kernel_that_is_launched_early_and_does_not_wait_is_convicted(tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text(UNTIMELY)
+    rows = {row["name"]: row for row in compiled("planted", 90, folder=tmp_path)}
+    assert rows["right"]["memory"] == ["wait", "load", "release", "store"]
+    faults = {name: " ".join(row["faults"]) for name, row in rows.items()}
+    assert faults["right"] == faults["ahead"] == ""
+    assert "never waits" in faults["never"]
+    assert "a load before" in faults["reads"]
+    assert "a store before" in faults["writes"]

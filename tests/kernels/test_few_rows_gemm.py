@@ -88,7 +88,7 @@ def test_bad_input_is_refused_by_name(device: torch.device) -> None:
         "K=15": lambda: few_rows_gemm(x[:, :15].contiguous(), weight[:, :15].contiguous()),
         "contiguous": lambda: few_rows_gemm(x, torch.zeros(16, 5, device=device).T),
         "SwiGLU of 5 rows": lambda: few_rows_gemm(x, weight, swiglu=True),
-        "splits=9": lambda: few_rows_gemm(x, weight, splits=9),
+        "splits=17": lambda: few_rows_gemm(x, weight, splits=17),
     }.items():
         with pytest.raises(KernelError, match=message):
             attempt()

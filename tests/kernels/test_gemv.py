@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from tests.kernels.accuracy import SINGLE, assert_by_the_rule, assert_within, unit
 from weft.errors import KernelError
-from weft.kernels.gemv import Norm, gemv, reference
+from weft.kernels.gemv import MOST_COLUMNS, MOST_ROWS, Norm, Tile, candidates, gemv, reference, refusal
 
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 
@@ -78,7 +78,8 @@ def test_products_lie_within_their_roundings(
 @pytest.mark.parametrize("wanted", [(), ("norm", "swiglu"), ("bias", "residual")], ids=str)
 def test_products_are_as_accurate_as_torchs(wanted: tuple[str, ...], dtype: torch.dtype, device: torch.device) -> None:
     made = arguments(8, 576, 2560 if "swiglu" in wanted else 1280, dtype, **dict.fromkeys(wanted, True))
-    found = gemv(**moved(made, lambda tensor: tensor.to(device))).cpu()
+    wide = None if device.type == "cuda" else Tile(block_n=64, num_warps=4)  # fewer programs to interpret
+    found = gemv(**moved(made, lambda tensor: tensor.to(device)), tile=wide).cpu()
     assert_by_the_rule(found, reference(**made), reference(**moved(made, Tensor.double)))
 
 
@@ -86,6 +87,34 @@ def test_a_row_gets_the_same_bits_whatever_lies_in_the_rows_beside_it(device: to
     made = moved(arguments(3, 300, 20, torch.float32, norm=True), lambda tensor: tensor.to(device))
     other = made | {"x": torch.cat([made["x"][:1], torch.randn(2, 300, device=device)])}
     assert torch.equal(gemv(**made)[0], gemv(**other)[0])
+
+
+@pytest.mark.parametrize("wanted", [("norm",), ("bias", "residual"), ("norm", "swiglu")], ids=str)
+def test_a_row_alone_gets_the_bits_it_gets_among_others(wanted: tuple[str, ...], device: torch.device) -> None:
+    made = moved(arguments(8, 300, 20, torch.float32, **dict.fromkeys(wanted, True)), lambda tensor: tensor.to(device))
+    whole = gemv(**made)
+    for row in (0, 7):
+        single = {name: made[name][row : row + 1] for name in ("x", "residual") if name in made}
+        assert torch.equal(gemv(**made | single)[0], whole[row])
+
+
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_every_candidate_gives_the_products(swiglu: bool, device: torch.device) -> None:
+    made = arguments(2, 2048, 12, torch.float32, norm=True, swiglu=swiglu)
+    exact, inside = reference(**moved(made, Tensor.double)), roundings(made)
+    tiles = candidates(2048, 4, swiglu=swiglu)
+    assert len(tiles) == len(set(tiles)) > 3
+    for tile in tiles:
+        assert_within(gemv(**moved(made, lambda tensor: tensor.to(device)), tile=tile).cpu(), exact, inside)
+
+
+def test_what_is_refused_can_be_asked_beforehand(device: torch.device) -> None:
+    assert refusal(MOST_ROWS, MOST_COLUMNS) is None
+    for count, inner in ((MOST_ROWS + 1, 8), (1, MOST_COLUMNS + 1)):
+        reason = refusal(count, inner)
+        assert reason is not None
+        with pytest.raises(KernelError, match=reason.split(",")[0]):
+            gemv(torch.zeros(count, inner, device=device), torch.zeros(1, inner, device=device))
 
 
 @pytest.mark.parametrize("fault", ["norm", "bias", "residual", "halves"])

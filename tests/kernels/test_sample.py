@@ -31,6 +31,18 @@ def test_every_row_gets_the_token_that_plain_torch_gives_it(vocab_size: int, dev
     assert torch.equal(alone, found[2:3])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)], ids=str)
+def test_narrow_logits_are_taken_as_they_are(dtype: torch.dtype, device: torch.device) -> None:
+    """Noise is added in float32, so that equal logits, of which there are many, are told apart."""
+    seeds, positions = rows(4)
+    logits, temperatures = (torch.randn(4, 9000) * 3).to(dtype), torch.tensor([0.0, 0.7, 1.0, 5.0])
+    logits[0, [7, 8000]] = 60.0
+    found = sample(*(tensor.to(device) for tensor in (logits, temperatures, seeds, positions))).cpu()
+    assert torch.equal(found, reference(logits.float(), temperatures, seeds, positions))
+    assert torch.equal(found, reference(logits, temperatures, seeds, positions))
+    assert found[0] == 7
+
+
 def test_noise_reaches_every_bit_of_seed_position_and_token(device: torch.device) -> None:
     """Equal logits: the token is the noise's own argmax, which another seed, position or order would move."""
     logits, one = torch.zeros(4, 5000), torch.ones(4)
@@ -60,6 +72,7 @@ def test_bad_input_is_refused_by_name(device: torch.device) -> None:
     whole = torch.zeros(2, dtype=torch.int64, device=device)
     for message, arguments in {
         "logits must be": (logits.T, one, whole, whole),
+        "torch.int64 of shape": (logits.long(), one, whole, whole),
         "temperatures is torch.float64": (logits, one.double(), whole, whole),
         "seeds is torch.int32": (logits, one, whole.int(), whole),
         r"positions is torch.int64 \(1,\)": (logits, one, whole, whole[:1]),

@@ -44,7 +44,7 @@ else:
 
     def jit(function: Callable[..., Any] | None = None, **_: object) -> Any:
         """In place of triton.jit: the kernel exists as a name, and launching it says why it cannot run."""
-        return _Absent()
+        return _Absent() if function is not None else jit
 
 
 def require_triton() -> None:
@@ -78,6 +78,16 @@ def num_multiprocessors(device: torch.device) -> int:
 def launches_early(device: torch.device) -> bool:
     """Whether a kernel may be launched before the one ahead of it has ended, and wait for it on the device."""
     return capability(device) >= 90
+
+
+def early_launch(device: torch.device) -> dict[str, bool]:
+    """Arguments of a launch that does not wait for the kernel ahead to end, where the device can do that.
+
+    The kernel has to: with `EARLY` it calls `gdc_wait` before it reads what another kernel wrote and before it writes
+    anything, and `gdc_launch_dependents` after that. Even one that reads nothing waits, so that whoever waits for it
+    has waited for all before it. What is read before the wait must not be a result of the kernel directly ahead.
+    """
+    return {"EARLY": True, "launch_pdl": True} if launches_early(device) else {"EARLY": False}
 
 
 def runs_on(device: torch.device) -> bool:

@@ -3,6 +3,9 @@
 One program takes a whole row, so neither batch-mates nor the number of rows change a bit. The sum is rounded to the
 stream's dtype and normalised as rounded, as in the plain order; planes are summed in their order in float32 and not
 rounded before, and the product with the weight is rounded once, where HuggingFace rounds the normalised row first.
+
+On a GPU that can, the launch does not wait for the kernel ahead to end; its programs do, all but their read of the
+weight, which must not be a result of that kernel.
 """
 
 import torch
@@ -10,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.errors import KernelError
-from weft.kernels._jit import jit, next_power_of_2, runs_on, tl
+from weft.kernels._jit import early_launch, jit, next_power_of_2, runs_on, tl
 from weft.kernels.specialisation import Specialisation
 
 MOST_COLUMNS = 16384  # a row is held in registers
@@ -45,10 +48,14 @@ def _kernel(
     BLOCK_E: tl.constexpr,
     PLANES: tl.constexpr,
     RESIDUAL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK_E)
     inside = column < E
+    scale = tl.load(weight + column, mask=inside, other=0.0)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     x = tl.load(addend + row * addend_stride + column, mask=inside, other=0.0).to(tl.float32)
     for plane in tl.static_range(1, PLANES):
         x += tl.load(addend + plane * plane_stride + row * addend_stride + column, mask=inside, other=0.0)
@@ -58,7 +65,9 @@ def _kernel(
     tl.store(total + row * E + column, rounded, mask=inside)
     x = rounded.to(tl.float32)
     inverse = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(x * x, 0) / E + epsilon))
-    scaled = x * inverse * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    scaled = x * inverse * scale.to(tl.float32)
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     tl.store(normed + row * E + column, scaled.to(normed.dtype.element_ty), mask=inside)
 
 
@@ -106,6 +115,7 @@ def add_norm(
             PLANES=planes,
             RESIDUAL=residual is not None,
             num_warps=_warps(columns),
+            **early_launch(addend.device),
         )
     return total, normed
 
@@ -114,11 +124,11 @@ def _warps(columns: int) -> int:
     return min(16, max(1, next_power_of_2(columns) // 512))
 
 
-def _specialisation(dtype: str, columns: int, planes: int) -> Specialisation:
+def _specialisation(dtype: str, columns: int, planes: int, *, early: bool = True) -> Specialisation:
     pointers = ("addend", "residual", "weight", "total", "normed")
     strides = ("plane_stride", "addend_stride", "residual_stride")
     return Specialisation(
-        name=f"{dtype}-E{columns}-planes{planes}",
+        name=f"{dtype}-E{columns}-planes{planes}" + ("-early" if early else ""),
         kernel=_kernel,
         signature={
             **dict.fromkeys(pointers, f"*{dtype}"),
@@ -126,10 +136,19 @@ def _specialisation(dtype: str, columns: int, planes: int) -> Specialisation:
             "addend": "*fp32" if planes > 1 else f"*{dtype}",
             "epsilon": "fp32",
         },
-        constants={"E": columns, "BLOCK_E": next_power_of_2(columns), "PLANES": planes, "RESIDUAL": True},
+        constants={
+            "E": columns,
+            "BLOCK_E": next_power_of_2(columns),
+            "PLANES": planes,
+            "RESIDUAL": True,
+            "EARLY": early,
+        },
         num_warps=_warps(columns),
         num_stages=3,
         aligned=frozenset({*pointers, *strides}),
+        capabilities=(90, 100) if early else (80, 89),
+        waits=early,
+        reads_ahead=True,
     )
 
 
@@ -137,5 +156,7 @@ SPECIALISATIONS = (
     _specialisation("bf16", 576, 1),
     _specialisation("bf16", 4096, 1),
     _specialisation("bf16", 4096, 4),
+    _specialisation("bf16", 4096, 16),
     _specialisation("fp32", 16384, 1),
+    _specialisation("bf16", 4096, 4, early=False),
 )

@@ -15,11 +15,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.errors import KernelError
-from weft.kernels._jit import TensorDescriptor, capability, cdiv, jit, next_power_of_2, runs_on, tl
+from weft.kernels._jit import TensorDescriptor, capability, cdiv, early_launch, jit, next_power_of_2, runs_on, tl
 from weft.kernels.silu_multiply import silu
 from weft.kernels.specialisation import Specialisation
 
-MOST_SPLITS = 8
+MOST_SPLITS = 16
+_USUAL_SPLITS = 8  # the most that are chosen unasked
 _PROGRAMS = 256  # about two for each multiprocessor
 _LEAST_INNER = 512  # columns of a part, below which starting it costs more than it reads
 
@@ -34,13 +35,18 @@ class Tile:
     num_stages: int
 
 
-# By bytes of an element, the first being the default; a device script times the rest.
+# By bytes of an element, the first being the default; `candidates` names those that fit.
 CANDIDATES: dict[int, tuple[Tile, ...]] = {
     2: (
         Tile(block_n=64, block_k=128, num_warps=4, num_stages=4),
         Tile(block_n=64, block_k=64, num_warps=4, num_stages=6),
         Tile(block_n=128, block_k=64, num_warps=4, num_stages=4),
+        Tile(block_n=64, block_k=64, num_warps=4, num_stages=8),
+        Tile(block_n=64, block_k=128, num_warps=4, num_stages=3),
         Tile(block_n=64, block_k=256, num_warps=4, num_stages=2),
+        Tile(block_n=64, block_k=256, num_warps=4, num_stages=3),
+        Tile(block_n=128, block_k=128, num_warps=4, num_stages=2),
+        Tile(block_n=128, block_k=128, num_warps=8, num_stages=3),
     ),
     4: (Tile(block_n=16, block_k=32, num_warps=4, num_stages=2),),
 }
@@ -48,6 +54,38 @@ CANDIDATES: dict[int, tuple[Tile, ...]] = {
 
 # For GPUs without the copy engine, whose compiler turns descriptors into pointers, and 99 KiB of shared memory.
 MODEST = Tile(block_n=64, block_k=64, num_warps=4, num_stages=3)
+
+
+_SHARED_BYTES = 200 * 1024  # for tiles on their way; results take some of the rest of Hopper's 227 KiB
+
+
+def block_t_of(count: int) -> int:
+    """Columns of the matrix instruction that so many rows of x fill.
+
+    >>> block_t_of(1), block_t_of(20), block_t_of(65)
+    (16, 32, 64)
+    """
+    return min(64, max(16, next_power_of_2(count)))
+
+
+def candidates(count: int, itemsize: int, *, swiglu: bool = False) -> tuple[Tile, ...]:
+    """Tiles for so many rows of x that fit into Hopper's shared memory, the first being the default."""
+
+    def size(tile: Tile) -> int:
+        rows = (2 if swiglu else 1) * tile.block_n + block_t_of(count)
+        return rows * tile.block_k * tile.num_stages * itemsize
+
+    return tuple(tile for tile in CANDIDATES[itemsize] if size(tile) <= _SHARED_BYTES)
+
+
+def split_choices(inner: int) -> tuple[int, ...]:
+    """Numbers of parts worth timing, each of a few iterations at least.
+
+    >>> split_choices(1024), split_choices(8192)
+    ((1, 2, 4), (1, 2, 4, 8, 16))
+    """
+    powers = (1 << power for power in range(MOST_SPLITS.bit_length()))
+    return tuple(splits for splits in powers if splits == 1 or inner // splits >= _LEAST_INNER // 2)
 
 
 def splits_of(outer: int, inner: int) -> int:
@@ -58,7 +96,7 @@ def splits_of(outer: int, inner: int) -> int:
     """
     wanted = max(1, _PROGRAMS // cdiv(outer, 64))
     wanted = 1 << (wanted.bit_length() - 1)
-    return max(1, min(wanted, MOST_SPLITS, 1 << max(0, (inner // _LEAST_INNER).bit_length() - 1)))
+    return max(1, min(wanted, _USUAL_SPLITS, 1 << max(0, (inner // _LEAST_INNER).bit_length() - 1)))
 
 
 def reference(x: Float[Tensor, "T K"], weight: Float[Tensor, "N K"], *, swiglu: bool = False) -> Float[Tensor, "T out"]:
@@ -70,7 +108,7 @@ def reference(x: Float[Tensor, "T K"], weight: Float[Tensor, "N K"], *, swiglu: 
     return functional.silu(gate.contiguous()) * up
 
 
-@jit
+@jit(do_not_specialize=["count", "inner", "part"])  # one form for every batch and every matrix
 def _kernel(
     x,
     weight,
@@ -78,17 +116,20 @@ def _kernel(
     count,
     width,
     inner,
-    PART: tl.constexpr,
+    part,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SWIGLU: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    first, part, top = tl.program_id(0) * BLOCK_N, tl.program_id(1), tl.program_id(2) * BLOCK_T
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    first, plane, top = tl.program_id(0) * BLOCK_N, tl.program_id(1), tl.program_id(2) * BLOCK_T
     sums = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
     ups = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
-    for column in range(part * PART, tl.minimum(part * PART + PART, inner), BLOCK_K):
+    for column in range(plane * part, tl.minimum(plane * part + part, inner), BLOCK_K):
         tokens = tl.trans(x.load([top, column]))
         sums = tl.dot(weight.load([first, column]), tokens, acc=sums, input_precision=PRECISION)
         if SWIGLU:
@@ -96,9 +137,12 @@ def _kernel(
     if SWIGLU:
         sums = silu(sums) * ups
     row, token = first + tl.arange(0, BLOCK_N), top + tl.arange(0, BLOCK_T)
-    place = (part * count + token).to(tl.int64)[None, :] * width + row[:, None]
+    place = (plane * count + token).to(tl.int64)[None, :] * width + row[:, None]
     mask = (row < width)[:, None] & (token < count)[None, :]
-    tl.store(out + place, sums.to(out.dtype.element_ty), mask=mask)
+    result = sums.to(out.dtype.element_ty)
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    tl.store(out + place, result, mask=mask)
 
 
 def few_rows_gemm(
@@ -139,7 +183,7 @@ def few_rows_gemm(
     if tile is None:
         lean = x.element_size() == 2 and capability(x.device) not in (90, 100)
         tile = MODEST if lean else CANDIDATES[x.element_size()][0]
-    block_t = min(64, max(16, next_power_of_2(count)))
+    block_t = block_t_of(count)
     part = cdiv(cdiv(inner, planes), tile.block_k) * tile.block_k
     _kernel[(cdiv(width, tile.block_n), planes, cdiv(count, block_t))](
         TensorDescriptor.from_tensor(x, [block_t, tile.block_k]),
@@ -148,7 +192,7 @@ def few_rows_gemm(
         count,
         width,
         inner,
-        PART=part,
+        part,
         BLOCK_T=block_t,
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
@@ -156,48 +200,53 @@ def few_rows_gemm(
         PRECISION="ieee",
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        **early_launch(x.device),
     )
     return out
 
 
 def _specialisation(
-    dtype: str, block_t: int, tile: Tile, *, swiglu: bool, capabilities: tuple[int, ...], forced: bool = False
+    dtype: str, block_t: int, tile: Tile, *, swiglu: bool = False, early: bool = True, forced: bool = False
 ) -> Specialisation:
+    marks = {"swiglu": swiglu, "early": early}
+    size = f"n{tile.block_n}k{tile.block_k}w{tile.num_warps}s{tile.num_stages}"
     return Specialisation(
-        name=f"{dtype}-T{block_t}-n{tile.block_n}k{tile.block_k}s{tile.num_stages}" + ("-swiglu" if swiglu else ""),
+        name=f"{dtype}-T{block_t}-{size}" + "".join(f"-{mark}" for mark in marks if marks[mark]),
         kernel=_kernel,
         signature={
             "x": f"tensordesc<{dtype}[{block_t},{tile.block_k}]>",
             "weight": f"tensordesc<{dtype}[{tile.block_n},{tile.block_k}]>",
             "out": f"*{dtype}" if swiglu else "*fp32",
-            "count": "i32",
-            "width": "i32",
-            "inner": "i32",
+            **dict.fromkeys(("count", "width", "inner", "part"), "i32"),
         },
         constants={
-            "PART": 1024,
             "BLOCK_T": block_t,
             "BLOCK_N": tile.block_n,
             "BLOCK_K": tile.block_k,
             "SWIGLU": swiglu,
             "PRECISION": "ieee",
+            "EARLY": early,
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        aligned=frozenset({"out", "width", "inner"}),
-        capabilities=(90,) if forced else capabilities,
+        aligned=frozenset({"out", "width"}),
+        capabilities=(80, 89) if not early else (90,) if forced else (90, 100),
+        waits=early,
         forced=forced,
     )
 
 
+_DEFAULT, *_OTHERS = CANDIDATES[2]
 SPECIALISATIONS = (
+    *(_specialisation("bf16", block_t, _DEFAULT, swiglu=swiglu) for block_t in (16, 64) for swiglu in (False, True)),
+    _specialisation("fp32", 16, CANDIDATES[4][0], swiglu=True),
+    _specialisation("bf16", 32, MODEST, swiglu=True, early=False),
+    _specialisation("fp32", 16, CANDIDATES[4][0], swiglu=True, early=False),
     *(
-        _specialisation("bf16", 16, tile, swiglu=False, capabilities=(90, 100), forced=tile is not CANDIDATES[2][0])
-        for tile in CANDIDATES[2]
+        _specialisation("bf16", block_t, tile, swiglu=swiglu, forced=True)
+        for tile in _OTHERS
+        for block_t in (16, 64)
+        for swiglu in (False, True)
+        if tile in candidates(block_t, 2, swiglu=swiglu)
     ),
-    _specialisation("bf16", 64, CANDIDATES[2][0], swiglu=False, capabilities=(90, 100)),
-    _specialisation("bf16", 16, CANDIDATES[2][0], swiglu=True, capabilities=(90, 100)),
-    _specialisation("bf16", 64, CANDIDATES[2][0], swiglu=True, capabilities=(90, 100)),
-    _specialisation("bf16", 32, MODEST, swiglu=True, capabilities=(80, 89)),
-    _specialisation("fp32", 16, CANDIDATES[4][0], swiglu=True, capabilities=(80, 89, 90, 100)),
 )

@@ -1,9 +1,13 @@
 """A few rows times a matrix in one pass over its weights, for steps of one or a few tokens: bound by memory alone.
 
-A program takes a few rows of the matrix whole, so that norm, bias, SwiGLU and residual fit in around the product and
-nothing is reduced across programs. Everything is float32 until one rounding at the end; the plain order also rounds the
-norm, the product and what SwiGLU is made of. The scale of a norm is applied to the finished sums.
-Another order of summation than a matrix instruction's: an engine whose bits must not depend on the batch leaves it out.
+A program takes a few rows of the matrix whole into its registers, so that norm, bias, SwiGLU and residual fit in around
+the product and nothing is reduced across programs; then it goes through the rows of x one by one. On a GPU that can,
+the launch does not wait for the kernel ahead to end: parameters are on their way by then, and only x and the residual
+are waited for. So weight, norm and bias must not be results of the kernel directly ahead.
+
+Everything is float32 until one rounding at the end; the plain order also rounds the norm, the product and what SwiGLU
+is made of. The scale of a norm is applied to the finished sums. Another order of summation than a matrix instruction's:
+an engine whose bits must not depend on the batch leaves it out.
 """
 
 from dataclasses import dataclass
@@ -14,12 +18,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.errors import KernelError
-from weft.kernels._jit import cdiv, jit, next_power_of_2, runs_on, tl
+from weft.kernels._jit import cdiv, early_launch, jit, next_power_of_2, runs_on, tl
 from weft.kernels.silu_multiply import silu
 from weft.kernels.specialisation import Specialisation
 
 MOST_ROWS = 8
-_PRODUCTS = 4096  # that a program holds at once: 32 a thread
+MOST_COLUMNS = 16384  # rows of the matrix are held in registers
+_SET_BYTES = 8192  # of rows of the matrix that a program takes at least, if four rows have them
+_THREAD_BYTES = 64  # of them in a thread: four loads of 16 bytes on their way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +34,53 @@ class Norm:
 
     weight: Float[Tensor, "K"]
     epsilon: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """Rows of the result's width that a program computes (twice as many of the matrix for SwiGLU), and its warps."""
+
+    block_n: int
+    num_warps: int
+
+
+def candidates(inner: int, itemsize: int, *, swiglu: bool) -> tuple[Tile, ...]:
+    """Tiles worth timing for rows of so many columns and bytes each, the first being the default."""
+    first = tile_of(inner, itemsize, swiglu=swiglu)
+    row = _row_bytes(inner, itemsize, swiglu)
+    rest = (Tile(block_n=block_n, num_warps=warps) for block_n in (1, 2, 4) for warps in (1, 2, 4, 8, 16))
+    fit = (tile for tile in rest if tile != first and 32 <= tile.block_n * row // (32 * tile.num_warps) <= 128)
+    return first, *fit
+
+
+def tile_of(inner: int, itemsize: int, *, swiglu: bool) -> Tile:
+    """By the length of a row alone, so that neither the batch nor the height of the matrix asks for another form.
+
+    >>> tile_of(4096, 2, swiglu=False), tile_of(2048, 2, swiglu=True)
+    (Tile(block_n=1, num_warps=4), Tile(block_n=1, num_warps=4))
+    """
+    row = _row_bytes(inner, itemsize, swiglu)
+    block_n = max(1, min(2 if swiglu else 4, _SET_BYTES // row))
+    return Tile(block_n=block_n, num_warps=max(1, min(16, block_n * row // (32 * _THREAD_BYTES))))
+
+
+def _row_bytes(inner: int, itemsize: int, swiglu: bool) -> int:
+    """Of the matrix for one column of the result, padding included."""
+    return (2 if swiglu else 1) * itemsize * _padded(inner)
+
+
+def _padded(inner: int) -> int:
+    """Columns that a program has room for."""
+    return max(32, next_power_of_2(inner))
+
+
+def refusal(count: int, inner: int) -> str | None:
+    """Why so many rows of x, or rows of so many columns, are not taken; None if they are."""
+    if count > MOST_ROWS:
+        return f"{count} rows are too many, {MOST_ROWS} are the most"
+    if inner > MOST_COLUMNS:
+        return f"rows of {inner} columns do not fit into registers, {MOST_COLUMNS} are the most"
+    return None
 
 
 def reference(
@@ -51,14 +104,12 @@ def reference(
 
 
 @jit
-def _finished(sums, scales, bias, row, there, BIAS: tl.constexpr):
-    sums *= scales[:, None]
-    if BIAS:
-        sums += tl.load(bias + row, mask=there, other=0.0).to(tl.float32)[None, :]
-    return sums
+def _sums_in_threads(values, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECE: tl.constexpr):
+    """Of neighbours, which one thread holds: nothing is exchanged."""
+    return tl.sum(tl.reshape(values, [ROWS, COLUMNS // PIECE, PIECE]), 2)
 
 
-@jit
+@jit(do_not_specialize=["count"])
 def _kernel(
     x,
     x_stride,
@@ -72,47 +123,62 @@ def _kernel(
     count,
     width,
     K: tl.constexpr,
-    ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     NORM: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr,
+    ONE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    there = row < width
-    token = tl.arange(0, ROWS)
-    exists = token < count
-    weights = weight + row.to(tl.int64)[None, :, None] * K
-    gates = tl.zeros([ROWS, BLOCK_N, BLOCK_K], tl.float32)
-    ups = tl.zeros([ROWS, BLOCK_N, BLOCK_K], tl.float32)
-    squares = tl.zeros([ROWS, BLOCK_K], tl.float32)
-    for start in range(0, K, BLOCK_K):
-        column = start + tl.arange(0, BLOCK_K)
-        inside = column < K
-        mask = exists[:, None] & inside[None, :]
-        tokens = tl.load(x + token[:, None] * x_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
-        if NORM:
-            squares += tokens * tokens
-            tokens *= tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)[None, :]
-        mask3 = there[None, :, None] & inside[None, None, :]
-        columns = column[None, None, :]
-        gates += tokens[:, None, :] * tl.load(weights + columns, mask=mask3, other=0.0).to(tl.float32)
-        if SWIGLU:
-            second = weight + (row.to(tl.int64) + width)[None, :, None] * K + columns
-            ups += tokens[:, None, :] * tl.load(second, mask=mask3, other=0.0).to(tl.float32)
-    scales = tl.full([ROWS], 1.0, tl.float32)
+    HALVES: tl.constexpr = 2 if SWIGLU else 1  # gates and what they gate lie side by side
+    PIECE: tl.constexpr = 128 // weight.dtype.element_ty.primitive_bitwidth  # what one load brings to a thread
+    index = tl.arange(0, BLOCK_N * HALVES)
+    row = tl.program_id(0) * BLOCK_N + index // HALVES
+    exists = row < width
+    row += index % HALVES * width
+    column = tl.arange(0, BLOCK_K)
+    inside = column < K
+    place = weight + row.to(tl.int64)[:, None] * K + column[None, :]
+    weights = tl.load(place, mask=exists[:, None] & inside[None, :], other=0.0)
+    scale, shift = weights, weights
     if NORM:
-        scales = tl.div_rn(scales, tl.sqrt_rn(tl.sum(squares, 1) / K + epsilon))
-    result = _finished(tl.sum(gates, 2), scales, bias, row, there, BIAS)
-    if SWIGLU:
-        result = silu(result) * _finished(tl.sum(ups, 2), scales, bias, row + width, there, BIAS)
-    mask = exists[:, None] & there[None, :]
-    if RESIDUAL:
-        place = residual + token[:, None] * residual_stride + row[None, :]
-        result += tl.load(place, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + token[:, None] * width + row[None, :], result.to(out.dtype.element_ty), mask=mask)
+        scale = tl.load(norm + column, mask=inside, other=0.0)
+    if BIAS:
+        shift = tl.load(bias + row, mask=exists, other=0.0)
+    target = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    there = target < width
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    last = 0 if ONE else count - 1
+    for token in range(last + 1):
+        added = tl.zeros([BLOCK_N], tl.float32)
+        if RESIDUAL:
+            added = tl.load(residual + token * residual_stride + target, mask=there, other=0.0).to(tl.float32)
+        tokens = tl.load(x + token * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+        scaled = tokens * scale.to(tl.float32) if NORM else tokens
+        sums = _sums_in_threads(scaled[None, :] * weights.to(tl.float32), BLOCK_N * HALVES, BLOCK_K, PIECE)
+        if NORM:  # both sums in one reduction, which is mostly waiting
+            squares = _sums_in_threads((tokens * tokens)[None, :], 1, BLOCK_K, PIECE)
+            squares = tl.broadcast_to(squares, [BLOCK_N * HALVES, BLOCK_K // PIECE])
+            both = tl.permute(tl.join(sums, squares), [0, 2, 1])
+            both = tl.sum(tl.reshape(both, [2 * BLOCK_N * HALVES, BLOCK_K // PIECE]), 1)
+            sums, squares = tl.split(tl.reshape(both, [BLOCK_N * HALVES, 2]))
+            sums *= tl.div_rn(1.0, tl.sqrt_rn(squares / K + epsilon))
+        else:
+            sums = tl.sum(sums, 1)
+        if BIAS:
+            sums += shift.to(tl.float32)
+        if SWIGLU:
+            gate, up = tl.split(tl.reshape(sums, [BLOCK_N, 2]))
+            sums = silu(gate) * up
+        if RESIDUAL:
+            sums += added
+        if EARLY:  # noqa: SIM102 -- the outer one is decided when the kernel is compiled
+            if token == last:
+                tl.extra.cuda.gdc_launch_dependents()
+        tl.store(out + token * width + target, sums.to(out.dtype.element_ty), mask=there)
 
 
 def gemv(
@@ -123,18 +189,21 @@ def gemv(
     bias: Float[Tensor, "N"] | None = None,
     residual: Float[Tensor, "T out"] | None = None,
     swiglu: bool = False,
+    tile: Tile | None = None,
 ) -> Float[Tensor, "T out"]:
     """`norm(x) @ weight.T + bias`, then `silu(first half) * second half` if `swiglu`, then `+ residual`.
 
-    Raises: KernelError for more than MOST_ROWS rows, and for shapes, dtypes and strides that do not fit.
+    tile: force one of `candidates`.
+    Raises: KernelError for what `refusal` names, and for shapes, dtypes and strides that do not fit.
     """
     if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1] or x.stride(1) != 1:
         raise KernelError(
             f"x has shape {tuple(x.shape)} and weight {tuple(weight.shape)}: [T, K] and [N, K] are wanted"
         )
     count, inner = x.shape
-    if count > MOST_ROWS:
-        raise KernelError(f"{count} rows are too many, {MOST_ROWS} are the most", hint="a matrix product is faster")
+    refused = refusal(count, inner)
+    if refused is not None:
+        raise KernelError(refused, hint="few_rows_gemm or torch's product")
     if swiglu and weight.shape[0] % 2:
         raise KernelError(f"weight has {weight.shape[0]} rows, which are no two halves")
     width = weight.shape[0] // 2 if swiglu else weight.shape[0]
@@ -155,8 +224,8 @@ def gemv(
     out = torch.empty(count, width, dtype=x.dtype, device=x.device)
     if count == 0 or width == 0:
         return out
-    rows, block_n, block_k = tile_of(count, inner, swiglu)
-    _kernel[(cdiv(width, block_n),)](
+    tile = tile or tile_of(inner, x.element_size(), swiglu=swiglu)
+    _kernel[(cdiv(width, tile.block_n),)](
         x,
         x.stride(0),
         weight,
@@ -169,54 +238,76 @@ def gemv(
         count,
         width,
         K=inner,
-        ROWS=rows,
-        BLOCK_N=block_n,
-        BLOCK_K=block_k,
+        BLOCK_N=tile.block_n,
+        BLOCK_K=_padded(inner),
         NORM=norm is not None,
         BIAS=bias is not None,
         RESIDUAL=residual is not None,
         SWIGLU=swiglu,
-        num_warps=4,
+        ONE=count == 1,
+        num_warps=tile.num_warps,
+        num_stages=1,
+        **early_launch(x.device),
     )
     return out
 
 
-def tile_of(count: int, inner: int, swiglu: bool) -> tuple[int, int, int]:
-    """Rows of x, rows of the matrix and columns that a program holds at once."""
-    rows = next_power_of_2(count)
-    block_k = min(1024, max(32, next_power_of_2(inner)))
-    block_n = max(1, min(4, _PRODUCTS // (rows * block_k)) // (2 if swiglu else 1))
-    return rows, block_n, min(block_k, max(128, _PRODUCTS // (rows * block_n)))
-
-
-def _specialisation(dtype: str, count: int, inner: int, swiglu: bool) -> Specialisation:
-    rows, block_n, block_k = tile_of(count, inner, swiglu)
+def _specialisation(
+    dtype: str,
+    inner: int,
+    *,
+    swiglu: bool = False,
+    bias: bool = False,
+    one: bool = True,
+    early: bool = True,
+    tile: Tile | None = None,
+) -> Specialisation:
+    default = tile_of(inner, 4 if dtype == "fp32" else 2, swiglu=swiglu)
+    form = tile or default
     pointers = ("x", "weight", "norm", "bias", "residual", "out")
     integers = ("x_stride", "residual_stride", "count", "width")
+    marks = {"swiglu": swiglu, "bias": bias, "one": one, "early": early}
     return Specialisation(
-        name=f"{dtype}-T{count}-K{inner}" + ("-swiglu" if swiglu else ""),
+        name=f"{dtype}-K{inner}-n{form.block_n}w{form.num_warps}"
+        + "".join(f"-{mark}" for mark in marks if marks[mark]),
         kernel=_kernel,
         signature={**dict.fromkeys(pointers, f"*{dtype}"), **dict.fromkeys(integers, "i32"), "epsilon": "fp32"},
         constants={
             "K": inner,
-            "ROWS": rows,
-            "BLOCK_N": block_n,
-            "BLOCK_K": block_k,
+            "BLOCK_N": form.block_n,
+            "BLOCK_K": _padded(inner),
             "NORM": True,
-            "BIAS": False,
+            "BIAS": bias,
             "RESIDUAL": not swiglu,
             "SWIGLU": swiglu,
+            "ONE": one,
+            "EARLY": early,
         },
-        num_warps=4,
-        num_stages=3,
+        num_warps=form.num_warps,
+        num_stages=1,
         aligned=frozenset({*pointers, "x_stride", "residual_stride", "width"}),
+        capabilities=(90, 100) if early else (80, 89),
+        waits=early,
+        reads_ahead=True,
+        forced=form != default,
     )
 
 
 SPECIALISATIONS = (
-    _specialisation("bf16", 1, 4096, False),
-    _specialisation("bf16", 1, 4096, True),
-    _specialisation("bf16", 1, 576, False),
-    _specialisation("bf16", 4, 2048, True),
-    _specialisation("fp32", 8, 4096, False),
+    _specialisation("bf16", 4096),
+    _specialisation("bf16", 4096, swiglu=True),
+    _specialisation("bf16", 4096, one=False),
+    _specialisation("bf16", 4096, swiglu=True, one=False),
+    _specialisation("bf16", 576, bias=True),
+    _specialisation("bf16", 2048, swiglu=True, bias=True),
+    _specialisation("bf16", 14_336),
+    _specialisation("bf16", MOST_COLUMNS, swiglu=True),
+    _specialisation("fp32", 4096),
+    _specialisation("fp32", MOST_COLUMNS),
+    _specialisation("bf16", 4096, swiglu=True, early=False),
+    *(
+        _specialisation("bf16", inner, swiglu=swiglu, tile=tile)
+        for inner, swiglu in ((2048, False), (4096, True), (14_336, False))
+        for tile in candidates(inner, 2, swiglu=swiglu)[1:]
+    ),
 )

@@ -155,6 +155,7 @@ def _specialisation(dtype: str, head_dim: int, *, early: bool) -> Specialisation
         num_stages=3,
         aligned=frozenset({"parts", "log_sums", "lengths", "query_starts", "out"}),
         capabilities=(90, 100) if early else (80, 89),
+        waits=early,
         options={"enable_fp_fusion": False},
     )
 

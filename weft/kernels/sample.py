@@ -3,6 +3,7 @@
 The noise is Philox-4x32-10 (Salmon et al. 2011, section 3.3), keyed by the seed, counting (token id, position, 0, 0),
 and its logarithms are taken in float64; multiplication and addition are not fused. So a row draws what the same row
 draws in plain torch, in any batch. Programs take chunks of the vocabulary, and a second launch compares their winners.
+Logits of any floating dtype are taken as they are, and noise is added in float32.
 """
 
 import torch
@@ -10,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.errors import KernelError
-from weft.kernels._jit import cdiv, jit, next_power_of_2, runs_on, tl
+from weft.kernels._jit import cdiv, early_launch, jit, next_power_of_2, runs_on, tl
 from weft.kernels.specialisation import Specialisation
 
 BLOCK = 4096
@@ -65,7 +66,7 @@ def _gumbel(token, position, seed, ROUNDS: tl.constexpr):
     return (-tl.log(-tl.log(uniform))).to(tl.float32)
 
 
-@jit
+@jit(do_not_specialize_on_alignment=["temperatures", "seeds", "positions"])
 def _best_kernel(
     logits,
     stride,
@@ -77,7 +78,10 @@ def _best_kernel(
     vocab_size,
     ROUNDS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = chunk * BLOCK + tl.arange(0, BLOCK)
     inside = token < vocab_size
@@ -90,12 +94,17 @@ def _best_kernel(
     values = tl.where(inside & (values == values), values, float("-inf"))
     place = row * tl.num_programs(1) + chunk
     winner = chunk * BLOCK + tl.argmax(values, 0)
-    tl.store(best + place, tl.max(values, 0))
+    highest = tl.max(values, 0)
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    tl.store(best + place, highest)
     tl.store(winners + place, tl.where(broken != 0, -1, winner))
 
 
 @jit
-def _last_kernel(best, winners, tokens, chunks, CHUNKS: tl.constexpr):
+def _last_kernel(best, winners, tokens, chunks, CHUNKS: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, CHUNKS)
     there = chunk < chunks
@@ -103,6 +112,8 @@ def _last_kernel(best, winners, tokens, chunks, CHUNKS: tl.constexpr):
     winner = tl.load(winners + row * chunks + chunk, mask=there, other=0)
     broken = tl.min(winner, 0) < 0
     found = tl.sum(tl.where(chunk == tl.argmax(values, 0), winner, 0), 0)
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     tl.store(tokens + row, tl.where(broken, -1, found).to(tl.int64))
 
 
@@ -117,8 +128,10 @@ def sample(
     temperatures: 0 is greedy.   seeds: the 64 bits of each, in int64.   positions: of the token being sampled.
     Raises: KernelError for shapes and dtypes that do not fit.
     """
-    if logits.ndim != 2 or logits.stride(1) != 1 or logits.shape[1] == 0:
-        raise KernelError(f"logits must be [R, V] with dense rows, got shape {tuple(logits.shape)}")
+    if logits.ndim != 2 or logits.stride(1) != 1 or logits.shape[1] == 0 or not logits.is_floating_point():
+        raise KernelError(
+            f"logits must be [R, V] floats with dense rows, got {logits.dtype} of shape {tuple(logits.shape)}"
+        )
     count, vocab_size = logits.shape
     for name, tensor, dtype in (
         ("temperatures", temperatures, torch.float32),
@@ -134,6 +147,7 @@ def sample(
     winners = torch.empty(count, chunks, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(count, dtype=torch.int64, device=logits.device)
     if count:
+        early = early_launch(logits.device)
         _best_kernel[(count, chunks)](
             logits,
             logits.stride(0),
@@ -147,17 +161,19 @@ def sample(
             BLOCK=BLOCK,
             num_warps=8,
             enable_fp_fusion=False,
+            **early,
         )
-        _last_kernel[(count,)](best, winners, tokens, chunks, CHUNKS=next_power_of_2(chunks), num_warps=1)
+        _last_kernel[(count,)](best, winners, tokens, chunks, CHUNKS=next_power_of_2(chunks), num_warps=1, **early)
     return tokens
 
 
-SPECIALISATIONS = (
-    Specialisation(
-        name="best",
+def _specialisations(dtype: str, *, early: bool) -> tuple[Specialisation, Specialisation]:
+    name, capabilities = ("-early", (90, 100)) if early else ("", (80, 89))
+    best = Specialisation(
+        name=f"best-{dtype}{name}",
         kernel=_best_kernel,
         signature={
-            "logits": "*fp32",
+            "logits": f"*{dtype}",
             "stride": "i32",
             "temperatures": "*fp32",
             "seeds": "*i64",
@@ -166,19 +182,31 @@ SPECIALISATIONS = (
             "winners": "*i32",
             "vocab_size": "i32",
         },
-        constants={"ROUNDS": _ROUNDS, "BLOCK": BLOCK},
+        constants={"ROUNDS": _ROUNDS, "BLOCK": BLOCK, "EARLY": early},
         num_warps=8,
         num_stages=3,
-        aligned=frozenset({"logits", "stride", "vocab_size"}),
+        aligned=frozenset({"logits", "stride", "best", "winners", "vocab_size"}),
+        capabilities=capabilities,
+        waits=early,
         options={"enable_fp_fusion": False},
-    ),
-    Specialisation(
-        name="last",
+    )
+    last = Specialisation(
+        name=f"last{name}",
         kernel=_last_kernel,
         signature={"best": "*fp32", "winners": "*i32", "tokens": "*i64", "chunks": "i32"},
-        constants={"CHUNKS": 64},
+        constants={"CHUNKS": 64, "EARLY": early},
         num_warps=1,
         num_stages=3,
         aligned=frozenset({"best", "winners", "tokens"}),
-    ),
+        capabilities=capabilities,
+        waits=early,
+    )
+    return best, last
+
+
+SPECIALISATIONS = (
+    *_specialisations("fp32", early=True),
+    _specialisations("bf16", early=True)[0],
+    _specialisations("fp16", early=True)[0],
+    *_specialisations("fp32", early=False),
 )

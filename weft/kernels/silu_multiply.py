@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.errors import KernelError
-from weft.kernels._jit import cdiv, jit, runs_on, tl
+from weft.kernels._jit import cdiv, early_launch, jit, runs_on, tl
 from weft.kernels.pieces import exponential
 from weft.kernels.specialisation import Specialisation
 
@@ -27,13 +27,18 @@ def silu(x):
 
 
 @jit
-def _kernel(gate_up, stride, out, width, BLOCK: tl.constexpr):
+def _kernel(gate_up, stride, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     gate = tl.load(gate_up + row * stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * stride + width + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + column, (silu(gate) * up).to(out.dtype.element_ty), mask=inside)
+    result = (silu(gate) * up).to(out.dtype.element_ty)
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    tl.store(out + row * width + column, result, mask=inside)
 
 
 def silu_multiply(gate_up: Float[Tensor, "T 2*I"]) -> Float[Tensor, "T I"]:
@@ -45,19 +50,24 @@ def silu_multiply(gate_up: Float[Tensor, "T 2*I"]) -> Float[Tensor, "T I"]:
     count, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(count, width, dtype=gate_up.dtype, device=gate_up.device)
     if count and width:
-        _kernel[(count, cdiv(width, BLOCK))](gate_up, gate_up.stride(0), out, width, BLOCK=BLOCK, num_warps=4)
+        _kernel[(count, cdiv(width, BLOCK))](
+            gate_up, gate_up.stride(0), out, width, BLOCK=BLOCK, num_warps=4, **early_launch(gate_up.device)
+        )
     return out
 
 
 SPECIALISATIONS = tuple(
     Specialisation(
-        name=dtype,
+        name=dtype + ("-early" if early else ""),
         kernel=_kernel,
         signature={"gate_up": f"*{dtype}", "stride": "i32", "out": f"*{dtype}", "width": "i32"},
-        constants={"BLOCK": BLOCK},
+        constants={"BLOCK": BLOCK, "EARLY": early},
         num_warps=4,
         num_stages=3,
         aligned=frozenset({"gate_up", "stride", "out", "width"}),
+        capabilities=(90, 100) if early else (80, 89),
+        waits=early,
     )
     for dtype in ("bf16", "fp16", "fp32")
+    for early in (True, False)
 )

@@ -34,7 +34,8 @@ SHARED_MEMORY_BYTES = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 *
 class Specialisation:
     """One form of a kernel. `signature` types every argument that is no constant, in Triton's words (`*bf16`, `i32`,
     `tensordesc<bf16[64,128]>`); `aligned` names those whose address or value is a multiple of 16, as a launch would
-    find out; `capabilities` says where the form is chosen; a `forced` one only where a caller asks for it.
+    find out; `capabilities` says where the form is chosen; a `forced` one only where a caller asks for it. One that
+    `waits` is launched before the kernel ahead has ended; if it `reads_ahead`, it loads parameters before it waits.
     """
 
     name: str
@@ -47,6 +48,8 @@ class Specialisation:
     capabilities: tuple[int, ...] = CAPABILITIES
     options: Mapping[str, Any] = field(default_factory=dict)
     forced: bool = False
+    waits: bool = False
+    reads_ahead: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,9 @@ class Resources:
     local_bytes: int
     shared_bytes: int
     instructions: tuple[str, ...]  # of those worth knowing about, which occur in the PTX
+    memory: tuple[str, ...] = ()  # loads, stores, waits and releases in the order of the PTX, repeats left out
+    waits: bool = False
+    reads_ahead: bool = False
 
     def faults(self) -> list[str]:
         """What is wrong, in words; empty when nothing is."""
@@ -71,10 +77,38 @@ class Resources:
             found.append(f"spills: {self.stack_bytes} B of stack, {self.local_bytes} B of local memory a thread")
         if self.shared_bytes > limit:
             found.append(f"needs {self.shared_bytes} B of shared memory, sm_{self.capability} has {limit}")
+        if self.waits:
+            found += self._untimely()
         return found
+
+    def _untimely(self) -> list[str]:
+        """What a kernel does too early that is launched before the one ahead has ended, which it has to wait for."""
+        if "wait" not in self.memory:
+            return ["never waits for the kernel ahead of it"]
+        before = self.memory[: self.memory.index("wait")]
+        allowed = ("load",) if self.reads_ahead else ()
+        return [f"a {event} before it waits for the kernel ahead of it" for event in before if event not in allowed]
 
 
 _NOTABLE = ("wgmma.mma_async", "mma.sync", "tcgen05.mma", "cp.async.bulk.tensor", "cp.async.cg", "setmaxnreg")
+
+_EVENTS = {
+    "load": r"ld\.global|cp\.async\.c[ag]|cp\.async\.bulk\S*shared\S*\.global",
+    "store": r"st\.global|atom\.|red\.(?:global|async|relaxed)|cp\.async\.bulk\S*global\S*\.shared",
+    "wait": r"griddepcontrol\.wait",
+    "release": r"griddepcontrol\.launch_dependents",
+}
+
+
+def _memory(ptx: str) -> tuple[str, ...]:
+    """What touches global memory or another kernel's time, in the order of the text.
+
+    >>> _memory("ld.global.v4.b32 a; ld.global.b32 b; griddepcontrol.wait; st.global.b32 c;")
+    ('load', 'wait', 'store')
+    """
+    pattern = "|".join(f"(?P<{name}>{words})" for name, words in _EVENTS.items())
+    events = [str(match.lastgroup) for match in re.finditer(pattern, ptx)]
+    return tuple(event for event, former in zip(events, [None, *events], strict=False) if event != former)
 
 
 def compile_for(form: Specialisation, capability: int) -> Resources:
@@ -108,6 +142,9 @@ def compile_for(form: Specialisation, capability: int) -> Resources:
         local_bytes=found["LOCAL"],
         shared_bytes=compiled.metadata.shared,
         instructions=tuple(word for word in _NOTABLE if word in compiled.asm["ptx"]),
+        memory=_memory(compiled.asm["ptx"]),
+        waits=form.waits,
+        reads_ahead=form.reads_ahead,
     )
 
 
