@@ -53,7 +53,7 @@ _LIBRARY = KernelChoice(product="library")
 def can(product: Product, shape: ProductShape) -> bool:
     """Whether this kernel is able to."""
     if product == "one_pass":
-        return shape.rows <= gemv.MOST_ROWS
+        return gemv.refusal(shape.rows, shape.inner) is None
     if product == "few_rows":
         return not shape.has_bias and shape.inner * shape.dtype.itemsize % 16 == 0
     return True

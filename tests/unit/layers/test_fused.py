@@ -83,6 +83,14 @@ def test_every_kernel_computes_the_plain_block(product: str, rows: list[int], bi
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
+def test_rows_that_no_program_holds_are_left_to_others() -> None:
+    shape = ProductShape(
+        rows=1, outer=8192, inner=28_672, use="added", has_bias=False, dtype=torch.bfloat16, compute_capability=90
+    )
+    assert choose(shape).product != "one_pass"
+    assert forced("one_pass")(shape).product == "library"
+
+
 def test_a_choice_is_one_that_can_be() -> None:
     for rows in (1, 2, 8, 9, 64, 95, 96, 512):
         for use in ("plain", "swiglu", "added"):
