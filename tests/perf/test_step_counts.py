@@ -1,0 +1,67 @@
+"""What a steady decode step costs in calls, counted: launches, copies and waits are numbers that noise does not move.
+
+Snapshots at tolerance 0: a change is a decision, taken with `--snapshot-update` on a GPU.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from weft.config import EngineConfig
+from weft.inference.engine import Engine
+from weft.inference.sampling_params import SamplingParams
+from weft.models.checkpoint.source import open_checkpoint
+from weft.testing.tiny import save_tiny_model
+
+pytestmark = [pytest.mark.gpu, pytest.mark.perf]
+
+STEPS = 10
+_WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+
+
+def counted(engine: Engine, batch: int) -> dict[str, float]:
+    """Calls a step, over steps in which nobody joins, leaves or needs a block."""
+    for place in range(batch):
+        engine.add_request(
+            str(place), [3, 4, place % 90], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+        )
+    full = 0
+    while full < 3:
+        full = full + 1 if len(engine.step()) == batch else 0
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiled:
+        for _ in range(STEPS):
+            engine.step()
+        torch.cuda.synchronize()
+    calls: Counter[str] = Counter()
+    for event in profiled.events():
+        name = event.name
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            calls["copies" if name.startswith("Memcpy") else "fills" if name.startswith("Memset") else "kernels"] += 1
+        elif name.startswith(("cudaLaunchKernel", "cuLaunchKernel")):
+            calls["launches outside of graphs"] += 1
+        elif name == "cudaGraphLaunch":
+            calls["graph launches"] += 1
+        elif name in _WAITS:
+            calls[f"{name} calls"] += 1
+    calls["cudaDeviceSynchronize calls"] -= 1  # this test's own, and the profiler's
+    return {name: count / STEPS for name, count in sorted(calls.items()) if count > 1}
+
+
+@pytest.mark.parametrize("batch", [1, 8, 64])
+@pytest.mark.parametrize("enforce_eager", [False, True], ids=["graph", "launched"])
+def test_what_a_steady_step_asks_of_the_device(batch: int, enforce_eager: bool, tmp_path: Path, snapshot: Any) -> None:
+    folder = str(save_tiny_model(tmp_path, "llama", num_hidden_layers=2))
+    options = {"device": "cuda", "dtype": "bfloat16", "max_model_len": 64, "max_num_seqs": 64}
+    config = EngineConfig.of(model=folder, enforce_eager=enforce_eager, graph_batch_sizes=(1, 8, 64), **options)
+    calls = counted(Engine(config, open_checkpoint(folder)), batch)
+    assert calls.get("copies", 0) <= 1, "a step in which nothing changes copies more than new block ids"
+    assert calls.get("cudaStreamSynchronize calls", 0) == 0
+    assert calls.get("cudaEventSynchronize calls", 0) <= 1, "the host waits for more than its tokens"
+    if not enforce_eager:
+        assert calls["graph launches"] == 1
+        assert calls.get("launches outside of graphs", 0) == 0
+    assert calls == snapshot
