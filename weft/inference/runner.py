@@ -21,7 +21,8 @@ from weft.inference.device_state import DeviceState
 from weft.inference.graphs import StepGraphs
 from weft.inference.plan import StepPlan
 from weft.inference.sampler import KernelSampler, Sampler
-from weft.inference.step_program import LOG_ENTRIES, StepProgram, StepSize
+from weft.inference.step_program import LOG_ENTRIES, StepProgram
+from weft.inference.step_sizes import StepSize, StepSizes
 from weft.layers.operations import Attend, Operations
 from weft.models.family import Model
 
@@ -75,6 +76,7 @@ class ModelRunner:
         self._state = DeviceState(limits, geometry, device)
         self._observe = observe
         self._program: StepProgram | None = None
+        self._sizes: StepSizes | None = None
         self._graphs: StepGraphs | None = None
         self._num_program_steps = 0
         self.num_steps: Counter[str] = Counter()
@@ -95,25 +97,28 @@ class ModelRunner:
         return self._program is not None and self._device.type == "cuda"
 
     @torch.inference_mode()
-    def measure(self, sizes: list[StepSize]) -> int:
-        """Bytes that the largest step takes on the device, and the largest of these sizes as a graph beside it."""
+    def measure(self, sizes: StepSizes, *, with_graphs: bool) -> int:
+        """Bytes that the longest steps take on the device, and beside them the largest graphs."""
         if self._program is None:
             return 0
-        limits, device = self._limits, self._device
+        device = self._device
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
         before = torch.cuda.mem_get_info(device)[0]
-        self._program.run(StepSize(limits.max_num_batched_tokens, limits.max_num_seqs))
-        if sizes:
-            StepGraphs(self._program, [max(sizes), max(size for size in sizes if size.is_decode)])
+        for size in reversed(sizes.longest):  # whatever is compiled for launched steps is compiled here
+            self._program.run(size)
+        if with_graphs:
+            largest = max(sizes.captured, key=lambda size: (size.is_decode, size))
+            StepGraphs(self._program, {max(sizes.captured), largest})
         torch.cuda.synchronize(device)
         return max(0, before - torch.cuda.mem_get_info(device)[0])
 
     @torch.inference_mode()
-    def capture(self, sizes: list[StepSize], *, show_progress: bool = False) -> None:
-        """Capture steps of these sizes; the inputs are padding, so no block and no row of a request is touched."""
+    def capture(self, sizes: StepSizes, *, show_progress: bool = False) -> None:
+        """Capture these sizes; the inputs are padding, so no block and no row of a request is touched."""
         assert self._program is not None, "nothing here can be captured"
-        self._graphs = StepGraphs(self._program, sizes, show_progress=show_progress)
+        self._sizes = sizes
+        self._graphs = StepGraphs(self._program, sizes.captured, show_progress=show_progress)
         torch.cuda.synchronize()
         self._num_program_steps = int(self._state.num_steps.item())
 
@@ -133,17 +138,18 @@ class ModelRunner:
         if num_tokens == num_requests > len(kept):
             num_tokens += 1  # padding: a chunk of one token that stops short of its prompt's end is no decode
         exact = StepSize(num_tokens, num_requests)
-        size = None if self._graphs is None else self._graphs.size_for(num_tokens, num_requests)
-        program.set_inputs(plan, size or exact)
+        size = exact if self._sizes is None else self._sizes.size_for(num_tokens, num_requests)
+        captured = self._graphs is not None and size in self._graphs
+        program.set_inputs(plan, size)
         try:
-            if size is None or self._graphs is None:
-                program.run(exact)
-            else:
+            if self._graphs is not None and captured:
                 self._graphs.replay(size)
+            else:
+                program.run(size)
         except BaseException:  # nobody knows how far it came
             self._num_program_steps = int(self._state.num_steps.item())
             raise
-        self.num_steps["launched" if size is None else "graph"] += 1
+        self.num_steps["graph" if captured else "launched"] += 1
         self._num_program_steps += 1
         step, wait = self._num_program_steps, self._mark()
         if self._observe is not None:

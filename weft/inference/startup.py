@@ -13,16 +13,17 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from weft.attention import PREFERRED, find_backend
 from weft.attention.interface import AttentionBackend, AttentionSpec, Cache
 from weft.config import BlockGeometry, CacheConfig, EngineConfig, ExecutionConfig, Limits
 from weft.errors import ConfigError
 from weft.inference.device_state import DeviceState
-from weft.inference.graphs import step_sizes
 from weft.inference.placement import Placement, place
 from weft.inference.runner import ModelRunner, Observer
 from weft.inference.sampler import GumbelSampler, KernelSampler, Sampler
+from weft.inference.step_sizes import StepSizes, tokens_worth
 from weft.kernels._jit import runs_on
 from weft.layers.fused import FusedOperations
 from weft.layers.kernel_choice import forced
@@ -117,12 +118,16 @@ def start(
             observe=observe,
         )
 
-    sizes = step_sizes(limits.max_num_seqs, limits.max_num_batched_tokens, config.execution.graph_batch_sizes)
+    sizes = StepSizes(
+        limits,
+        batch_sizes=config.execution.graph_batch_sizes,
+        most_tokens=tokens_worth(_num_parameters(model), len(specs)),
+    )
     if placement.device.type == "cuda":
         with seconds.of("memory"):
             least = replace(wanted, num_blocks=1)
             trial = runner_over(backend.allocate(specs, least, placement.dtype, placement.device), least)
-            workspace = trial.measure(sizes if not config.execution.enforce_eager else [])
+            workspace = trial.measure(sizes, with_graphs=not config.execution.enforce_eager)
             del trial
             torch.cuda.empty_cache()
         geometry = memory.fit(wanted, bytes_per_block, state_bytes + workspace)
@@ -139,7 +144,7 @@ def start(
         f"{operations_name} operations, {'prepacked' if placement.prepacked else 'plain'} linear layers; "
         f"attention {backend.name}, cache {geometry.num_blocks * bytes_per_block / 2**20:.0f} MiB "
         f"({geometry.num_blocks} blocks of {geometry.block_size} tokens); "
-        f"{f'{len(sizes)} graphs' if captures else 'no graphs'}; "
+        f"{f'{len(sizes.captured)} graphs' if captures else 'no graphs'}; "
         f"policy {config.scheduler.policy}; max_model_len {limits.max_model_len}; ready after {seconds}"
     )
     return Ready(
@@ -152,6 +157,11 @@ def start(
         description=description,
         seconds=seconds.by_part,
     )
+
+
+def _num_parameters(model: Model) -> int:
+    assert isinstance(model, nn.Module)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _limits(config: EngineConfig, model_limit: int) -> Limits:

@@ -6,7 +6,6 @@ host, and what one step samples feeds the next without passing the host.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -20,24 +19,13 @@ from weft.config import Limits
 from weft.inference.device_state import DeviceState
 from weft.inference.plan import StepPlan
 from weft.inference.sampler import Sampler
+from weft.inference.step_sizes import StepSize
 from weft.kernels.commit_step import commit_step
 from weft.kernels.gather_step import gather_step
 from weft.layers.operations import Attend, Operations
 from weft.models.family import Model
 
 LOG_ENTRIES = 4  # steps whose tokens can wait to be read; the engine reads one step behind
-
-
-@dataclass(frozen=True, order=True)
-class StepSize:
-    """Tokens and requests that a step computes, padding included; as many of both is a step of decodes."""
-
-    num_tokens: int
-    num_requests: int
-
-    @property
-    def is_decode(self) -> bool:
-        return self.num_tokens == self.num_requests
 
 
 class StepProgram:

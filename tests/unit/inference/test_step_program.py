@@ -10,7 +10,8 @@ from weft.inference.engine import Engine
 from weft.inference.plan import StepPlan
 from weft.inference.runner import StepHandle
 from weft.inference.sampling_params import SamplingParams
-from weft.inference.step_program import LOG_ENTRIES, StepSize
+from weft.inference.step_program import LOG_ENTRIES
+from weft.inference.step_sizes import StepSize
 from weft.kernels._jit import runs_on
 
 Build = Callable[..., Engine]
