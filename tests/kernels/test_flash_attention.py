@@ -111,21 +111,25 @@ def test_rows_that_see_no_key_give_zero_and_pass_no_gradient_on(choice: Choice, 
 STARTS = [0, 1, 1, 4, 51, 53, 70]
 
 
-def packed(device: torch.device, dtype: torch.dtype, num_heads: int = 2) -> tuple[list[Tensor], Tensor]:
+def packed(
+    device: torch.device, dtype: torch.dtype, num_heads: int = 2, head_dim: int = 16
+) -> tuple[list[Tensor], Tensor]:
     """Tokens of a huge sequence among tiny ones, one of which is empty."""
-    case = Case(STARTS[-1], STARTS[-1], num_heads, 1, 16, dtype=dtype)
+    case = Case(STARTS[-1], STARTS[-1], num_heads, 1, head_dim, dtype=dtype)
     tensors = [tensor[0] for tensor in case.tensors(device)]
     return tensors, torch.tensor(STARTS, dtype=torch.int32, device=device)
 
 
+# Rows of 16 columns keep their numbers beside the gradient of queries, rows of 64 in it.
+@pytest.mark.parametrize("head_dim", [16, 64])
 @pytest.mark.parametrize(
     ("choice", "dtype"), [(POINTERS, torch.float32), (DESCRIPTORS, HALF)], ids=["pointers", "descriptors"]
 )
 @pytest.mark.parametrize("causal", [True, False])
 def test_packed_sequences_do_not_see_each_other(
-    causal: bool, choice: Choice, dtype: torch.dtype, device: torch.device
+    causal: bool, choice: Choice, dtype: torch.dtype, head_dim: int, device: torch.device
 ) -> None:
-    tensors, starts = packed(device, dtype)
+    tensors, starts = packed(device, dtype, head_dim=head_dim)
     exact = [tensor.double() for tensor in tensors]
     arguments = {"causal": causal, "query_starts": starts}
     judge(
@@ -135,9 +139,9 @@ def test_packed_sequences_do_not_see_each_other(
     )
 
 
-def check_isolation(choice: Choice, dtype: torch.dtype, device: torch.device) -> None:
+def check_isolation(choice: Choice, dtype: torch.dtype, device: torch.device, head_dim: int = 16) -> None:
     """A sequence of NaN leaves every bit of the others as it was."""
-    tensors, starts = packed(device, dtype, num_heads=1)
+    tensors, starts = packed(device, dtype, num_heads=1, head_dim=head_dim)
     before = results(flash_attention, tensors, query_starts=starts, choice=choice)
     for tensor in tensors:
         tensor[STARTS[4] : STARTS[5]] = torch.nan
@@ -153,11 +157,12 @@ nan_is_meant = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
 @nan_is_meant
+@pytest.mark.parametrize("head_dim", [16, 64])
 @pytest.mark.parametrize(
     ("choice", "dtype"), [(POINTERS, torch.float32), (DESCRIPTORS, HALF)], ids=["pointers", "descriptors"]
 )
-def test_a_sequence_of_nan_stays_alone(choice: Choice, dtype: torch.dtype, device: torch.device) -> None:
-    check_isolation(choice, dtype, device)
+def test_a_sequence_of_nan_stays_alone(choice: Choice, dtype: torch.dtype, head_dim: int, device: torch.device) -> None:
+    check_isolation(choice, dtype, device, head_dim)
 
 
 def test_queries_and_keys_may_be_packed_differently(device: torch.device) -> None:
@@ -194,27 +199,56 @@ def test_layout_never_changes_a_bit(choice: Choice, device: torch.device) -> Non
         assert all(map(torch.equal, found, expected)), name
 
 
-def test_nothing_is_written_beside_the_results(
-    guarded: Callable[..., tuple[Tensor, Callable[[], None]]], monkeypatch: pytest.MonkeyPatch, device: torch.device
-) -> None:
-    checks: list[Callable[[], None]] = []
+Allocations = list[tuple[Tensor, Callable[[], None]]]
+
+
+@pytest.fixture
+def allocations(
+    guarded: Callable[..., tuple[Tensor, Callable[[], None]]], monkeypatch: pytest.MonkeyPatch
+) -> Allocations:
+    """What the launchers allocate from here on: full of NaN, between guards."""
+    made: Allocations = []
 
     def allocate(shape: tuple[int, ...] | Tensor, dtype: torch.dtype | None = None, **_: object) -> Tensor:
         like = shape if isinstance(shape, Tensor) else None
-        tensor, untouched = guarded(tuple(like.shape) if like is not None else shape, dtype or like.dtype)
-        checks.append(untouched)
-        return tensor
+        made.append(guarded(tuple(like.shape) if like is not None else shape, dtype or like.dtype))
+        return made[-1][0]
 
     fake = ModuleType("torch")
     fake.__getattr__ = lambda name: getattr(torch, name)  # type: ignore[method-assign]
     fake.empty = fake.empty_like = allocate  # type: ignore[attr-defined]
     monkeypatch.setattr(_flash_launch, "torch", fake)
-    check(Case(37, 21, 2, 1, 20), device, UNEVEN)
+    return made
+
+
+def test_nothing_is_written_beside_the_results(allocations: Allocations, device: torch.device) -> None:
+    for head_dim in (20, 64):
+        check(Case(37, 21, 2, 1, head_dim, dtype=HALF), device, UNEVEN)
     tensors, starts = packed(device, HALF)
     results(flash_attention, tensors, query_starts=starts, choice=DESCRIPTORS)
-    assert len(checks) == 12, "output, lse, three gradients and scratch, twice"
-    for untouched in checks:
+    for _, untouched in allocations:
         untouched()
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "beside"), [(20, HALF, 2 * 48), (64, HALF, 0), (96, HALF, 0), (32, torch.float32, 0)], ids=str
+)
+def test_backward_holds_nothing_beside_its_results(
+    head_dim: int, dtype: torch.dtype, beside: int, allocations: Allocations, device: torch.device
+) -> None:
+    """Beyond output, lse and gradients, rows too short to hold them apart: two numbers a row, rows in groups of 16."""
+    case = Case(37, 37, 2, 1, head_dim, dtype=dtype)
+    found = results(flash_attention, case.tensors(device), choice=POINTERS)
+    sizes = [tensor.nbytes for tensor, _ in allocations]
+    assert sum(sizes) == sum(tensor.nbytes for tensor in found) + 4 * beside * case.num_heads
+
+
+def test_a_graph_that_is_kept_gives_the_same_gradients_again(device: torch.device) -> None:
+    query, key, value, gradient = Case(40, 40, 2, 1, 64, dtype=HALF).tensors(device)
+    leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
+    output = flash_attention(*leaves, choice=POINTERS)[0]
+    first, second = (torch.autograd.grad(output, leaves, gradient, retain_graph=True) for _ in range(2))
+    assert all(map(torch.equal, first, second))
 
 
 def test_two_runs_give_the_same_bits(device: torch.device) -> None:
@@ -296,7 +330,9 @@ FAULTS = {
     "key gradients start a block late": ("backward_keys", "(-diagonal, 0)", "(BLOCK_M - diagonal, 0)"),
     "query gradients see one key too many": ("backward_queries", "(shift - first))", "(shift - first) + 1)"),
     "query gradients keep what softmax subtracts": ("backward_queries", "slopes + start_slope[:, None]", "slopes"),
-    "what softmax subtracts is added": ("delta", "slope + target, -sums", "slope + target, sums"),
+    "what softmax subtracts is added": ("delta", "numbers + GROUP, -sums", "numbers + GROUP, sums"),
+    "numbers of one group are written over another's": ("delta", "lanes(numbers_stride_token,", "lanes(0,"),
+    "numbers of the first head are read for all": ("backward_keys", "member * numbers_stride_head + ", ""),
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ queries and keeps the gradients of a block of keys and values, over all query he
 Source: Dao, "FlashAttention-2" (2023), algorithm 2.
 """
 
-from weft.kernels._flash_delta import padded
+from weft.kernels._flash_delta import held, lanes, start_of
 from weft.kernels._flash_forward import VARYING, load_rows, place, span, store_rows
 from weft.kernels._jit import jit, tl
 
@@ -19,15 +19,15 @@ def _along_queries(
     values,
     query,
     output_gradient,
-    level,
-    slope,
+    numbers,
     low,
     high,
     diagonal,  # key `column` of the block is seen by row `row` if column - row <= diagonal
     scale,
     width,
     group,
-    scratch_length,
+    numbers_stride_token: tl.constexpr,
+    numbers_stride_head,
     tensor_batch,
     first_head,
     query_base,
@@ -41,6 +41,7 @@ def _along_queries(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    GROUP: tl.constexpr,
     DESCRIPTOR: tl.constexpr,
     MASKED: tl.constexpr,
     CLEAN: tl.constexpr,
@@ -48,20 +49,23 @@ def _along_queries(
     """Add what query rows `low` to `high` of `group` heads give to the gradients of a block of keys and values.
 
     Scores stand transposed, [keys, queries], so that weights go into their product as they come out of the last.
-    One loop over heads and rows: a loop in a loop would spill registers, and would stop loading ahead at each head.
+    One loop over heads and rows: a loop in a loop would spill registers, and would stop loading ahead at each head. So
+    would a step between tokens that is not compiled in: a thread reads the numbers of sixteen rows.
     """
     num_blocks = tl.cdiv(high - low, BLOCK_M)
     for step in tl.range(0, group * num_blocks):
         member = step // num_blocks
         head = first_head + member
         first = tl.multiple_of(low + (step - member * num_blocks) * BLOCK_M, BLOCK_M)
-        scratch = member * scratch_length + first
+        own = numbers + (member * numbers_stride_head + first * numbers_stride_token)
+        own += lanes(numbers_stride_token, BLOCK_M, GROUP)
+        kept = held(high - first, BLOCK_M, GROUP)
         queries = load_rows(
             query, tensor_batch, head, query_base, first, num_queries, query_stride_batch, query_stride_token,
             query_stride_head, width, BLOCK_M, BLOCK_D, DESCRIPTOR, True, CLEAN,
         )  # fmt: skip
         row = tl.arange(0, BLOCK_M)
-        start_level = tl.load(level + scratch + row)
+        start_level = tl.load(own, mask=kept, other=float("-inf"))
         scores = tl.broadcast_to(start_level[None, :], (BLOCK_N, BLOCK_M))
         scores = tl.dot(keys, tl.trans(queries), scores, input_precision="ieee")
         if MASKED:
@@ -74,7 +78,7 @@ def _along_queries(
             gradient_stride_token, gradient_stride_head, width, BLOCK_M, BLOCK_D, DESCRIPTOR, True, CLEAN,
         )  # fmt: skip
         value_sums = tl.dot(weights.to(gradients.dtype), gradients, value_sums, input_precision="ieee")
-        start_slope = tl.load(slope + scratch + row)
+        start_slope = tl.load(own + GROUP, mask=kept, other=0.0)
         slopes = tl.broadcast_to(start_slope[None, :], (BLOCK_N, BLOCK_M))
         slopes = tl.dot(values, tl.trans(gradients), slopes, input_precision="ieee")
         slopes = weights * slopes
@@ -90,8 +94,7 @@ def flash_backward_keys(
     output_gradient,
     key_gradient,
     value_gradient,
-    level,
-    slope,
+    numbers,
     query_starts,
     key_starts,
     scale,
@@ -119,14 +122,16 @@ def flash_backward_keys(
     result_stride_batch,
     result_stride_token,
     result_stride_head,
-    scratch_length,
+    numbers_stride_batch,
+    numbers_stride_token: tl.constexpr,
+    numbers_stride_head,
     CAUSAL: tl.constexpr,
     RAGGED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    GROUP: tl.constexpr,
     DESCRIPTOR: tl.constexpr,
-    PADDING: tl.constexpr,
 ):
     """One program: gradients of BLOCK_N keys and values of one kv head, from all query heads of its group."""
     block, item = place(num_blocks, num_items, section, False)
@@ -160,28 +165,27 @@ def flash_backward_keys(
         low = 0
         clear = 0
     first_head = kv_head * group
-    scratch = padded(query_starts, batch, first_head, num_kv_heads * group, scratch_length, RAGGED, PADDING)
-    level += scratch
-    slope += scratch
+    first_row = query_base + block * 0  # a tensor, where all sequences start at 0 too
+    numbers += start_of(batch, first_head, first_row, numbers_stride_batch, numbers_stride_token, numbers_stride_head)
     if CAUSAL:
         key_sums, value_sums = _along_queries(
-            key_sums, value_sums, keys, values, query, output_gradient, level, slope, low, clear, diagonal, scale,
-            width, group, scratch_length, tensor_batch, first_head, query_base, num_queries, query_stride_batch,
-            query_stride_token, query_stride_head, gradient_stride_batch, gradient_stride_token, gradient_stride_head,
-            BLOCK_M, BLOCK_N, BLOCK_D, DESCRIPTOR, True, False,
+            key_sums, value_sums, keys, values, query, output_gradient, numbers, low, clear, diagonal, scale, width,
+            group, numbers_stride_token, numbers_stride_head, tensor_batch, first_head, query_base, num_queries,
+            query_stride_batch, query_stride_token, query_stride_head, gradient_stride_batch, gradient_stride_token,
+            gradient_stride_head, BLOCK_M, BLOCK_N, BLOCK_D, GROUP, DESCRIPTOR, True, False,
         )  # fmt: skip
     key_sums, value_sums = _along_queries(
-        key_sums, value_sums, keys, values, query, output_gradient, level, slope, clear, end, diagonal, scale, width,
-        group, scratch_length, tensor_batch, first_head, query_base, num_queries, query_stride_batch,
-        query_stride_token, query_stride_head, gradient_stride_batch, gradient_stride_token, gradient_stride_head,
-        BLOCK_M, BLOCK_N, BLOCK_D, DESCRIPTOR, False, False,
+        key_sums, value_sums, keys, values, query, output_gradient, numbers, clear, end, diagonal, scale, width,
+        group, numbers_stride_token, numbers_stride_head, tensor_batch, first_head, query_base, num_queries,
+        query_stride_batch, query_stride_token, query_stride_head, gradient_stride_batch, gradient_stride_token,
+        gradient_stride_head, BLOCK_M, BLOCK_N, BLOCK_D, GROUP, DESCRIPTOR, False, False,
     )  # fmt: skip
     if DIRTY:
         key_sums, value_sums = _along_queries(
-            key_sums, value_sums, keys, values, query, output_gradient, level, slope, end, num_queries, diagonal,
-            scale, width, group, scratch_length, tensor_batch, first_head, query_base, num_queries,
+            key_sums, value_sums, keys, values, query, output_gradient, numbers, end, num_queries, diagonal, scale,
+            width, group, numbers_stride_token, numbers_stride_head, tensor_batch, first_head, query_base, num_queries,
             query_stride_batch, query_stride_token, query_stride_head, gradient_stride_batch, gradient_stride_token,
-            gradient_stride_head, BLOCK_M, BLOCK_N, BLOCK_D, DESCRIPTOR, CAUSAL, True,
+            gradient_stride_head, BLOCK_M, BLOCK_N, BLOCK_D, GROUP, DESCRIPTOR, CAUSAL, True,
         )  # fmt: skip
     store_rows(
         key_gradient, key_sums * score_scale, tensor_batch, kv_head, key_base, start, num_keys, result_stride_batch,

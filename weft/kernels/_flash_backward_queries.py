@@ -3,7 +3,7 @@
 Source: Dao, "FlashAttention-2" (2023), algorithm 2; why it is a kernel of its own: `_flash_backward_keys.py`.
 """
 
-from weft.kernels._flash_delta import padded
+from weft.kernels._flash_delta import held, lanes, start_of
 from weft.kernels._flash_forward import VARYING, load_rows, place, span, store_rows
 from weft.kernels._jit import jit, tl
 
@@ -72,8 +72,7 @@ def flash_backward_queries(
     value,
     output_gradient,
     query_gradient,
-    level,
-    slope,
+    numbers,
     query_starts,
     key_starts,
     scale,
@@ -101,14 +100,16 @@ def flash_backward_queries(
     result_stride_batch,
     result_stride_token,
     result_stride_head,
-    scratch_length,
+    numbers_stride_batch,
+    numbers_stride_token,
+    numbers_stride_head,
     CAUSAL: tl.constexpr,
     RAGGED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    GROUP: tl.constexpr,
     DESCRIPTOR: tl.constexpr,
-    PADDING: tl.constexpr,
 ):
     """One program: the gradients of BLOCK_M queries of one head."""
     block, item = place(num_blocks, num_items, section, CAUSAL)
@@ -119,6 +120,14 @@ def flash_backward_queries(
     start = block * BLOCK_M
     if start >= num_queries:
         return
+    numbers += start_of(
+        batch, head, query_base + start, numbers_stride_batch, numbers_stride_token, numbers_stride_head
+    )
+    numbers += lanes(numbers_stride_token, BLOCK_M, GROUP)
+    kept = held(num_queries - start, BLOCK_M, GROUP)
+    start_level = tl.load(numbers, mask=kept, other=float("-inf")) * scale
+    start_slope = tl.load(numbers + GROUP, mask=kept, other=0.0)
+    tl.debug_barrier()  # these rows' gradients are written where their numbers stood
     tensor_batch = batch * 0 if RAGGED else batch
     kv_head = head // group
     queries = load_rows(
@@ -130,9 +139,6 @@ def flash_backward_queries(
         gradient_stride_token, gradient_stride_head, width, BLOCK_M, BLOCK_D, DESCRIPTOR, True, False,
     )  # fmt: skip
     row = start + tl.arange(0, BLOCK_M)
-    scratch = padded(query_starts, batch, head, num_heads, scratch_length, RAGGED, PADDING)
-    start_level = tl.load(level + scratch + row) * scale
-    start_slope = tl.load(slope + scratch + row)
     query_sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     shift = num_keys - num_queries
     if CAUSAL:

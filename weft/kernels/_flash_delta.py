@@ -5,16 +5,22 @@ from weft.kernels._jit import jit, tl
 
 
 @jit
-def padded(query_starts, batch, head, num_heads, length, RAGGED: tl.constexpr, PADDING: tl.constexpr):
-    """Where a head's row 0 stands in the scratch that `flash_delta` writes: every sequence starts at a multiple of
-    PADDING there and is followed by rows up to the next, so that no block of rows needs a mask.
-    """
-    start = 0
-    item = batch * num_heads + head
-    if RAGGED:
-        start = (tl.load(query_starts + batch) + batch * PADDING) // PADDING * PADDING
-        item = head
-    return item.to(tl.int64) * length + start
+def start_of(batch, head, base, stride_batch, stride_token, stride_head):
+    """Where the numbers of a head's first GROUP rows stand; those of the next ones follow GROUP tokens further."""
+    return batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head + base.to(tl.int64) * stride_token
+
+
+@jit
+def lanes(stride_token, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """Where the levels of BLOCK rows stand, from the first; their slopes stand GROUP further."""
+    row = tl.arange(0, BLOCK)
+    return row // GROUP * (GROUP * stride_token) + row % GROUP
+
+
+@jit
+def held(count, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """Which of BLOCK rows have numbers: those of every group in which one of `count` rows stands."""
+    return tl.arange(0, BLOCK) // GROUP * GROUP < count
 
 
 @jit(do_not_specialize=VARYING)
@@ -23,8 +29,7 @@ def flash_delta(
     output_gradient,
     lse,
     lse_gradient,
-    level,
-    slope,
+    numbers,
     query_starts,
     inverse_scale,
     num_queries,
@@ -32,7 +37,6 @@ def flash_delta(
     num_items,
     num_heads,
     width,
-    scratch_length,
     output_stride_batch,
     output_stride_token,
     output_stride_head,
@@ -41,14 +45,21 @@ def flash_delta(
     gradient_stride_head,
     lse_stride_batch,
     lse_stride_head,
+    numbers_stride_batch,
+    numbers_stride_token,
+    numbers_stride_head,
     RAGGED: tl.constexpr,
     HAS_LSE_GRADIENT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """What scores and their slopes start from, per row, so that a product can begin with it and need no subtraction:
     `level` = -lse / scale, -inf for rows that see no key and for rows that do not exist, whose weights are then 0;
     `slope` = -(sum of output times its gradient, less the gradient of lse).
+
+    `numbers` holds, for each GROUP rows of a head, GROUP levels and then as many slopes, where the first of these rows
+    stands in the gradient of the queries: nothing is there until the kernel that makes it has read its own.
     """
     block, item = place(num_blocks, num_items, 1, False)
     batch = item // num_heads
@@ -73,6 +84,8 @@ def flash_delta(
     if HAS_LSE_GRADIENT:
         sums -= tl.load(lse_gradient + offset + row, mask=exists, other=0.0)
     logarithm = tl.load(lse + offset + row, mask=exists, other=float("-inf"))
-    target = padded(query_starts, batch, head, num_heads, scratch_length, RAGGED, BLOCK_M) + row
-    tl.store(level + target, tl.where(logarithm == float("-inf"), logarithm, -logarithm * inverse_scale))
-    tl.store(slope + target, -sums)
+    numbers += start_of(batch, head, base + start, numbers_stride_batch, numbers_stride_token, numbers_stride_head)
+    numbers += lanes(numbers_stride_token, BLOCK_M, GROUP)
+    kept = held(num_queries - start, BLOCK_M, GROUP)
+    tl.store(numbers, tl.where(logarithm == float("-inf"), logarithm, -logarithm * inverse_scale), mask=kept)
+    tl.store(numbers + GROUP, -sums, mask=kept)

@@ -8,12 +8,13 @@ from weft.kernels._flash_backward_keys import flash_backward_keys
 from weft.kernels._flash_backward_queries import flash_backward_queries
 from weft.kernels._flash_delta import flash_delta
 from weft.kernels._flash_forward import flash_forward
-from weft.kernels._flash_launch import PADDING
+from weft.kernels._flash_launch import DELTA_ROWS, GROUP
 from weft.kernels._flash_tiles import Tiles, candidates, padded_head_dim
 from weft.kernels._jit import HAS_TRITON
 from weft.kernels.specialisation import CAPABILITIES, Specialisation
 
 _TENSORS = ("query", "key", "value", "output", "output_gradient", "query_gradient", "key_gradient", "value_gradient")
+_HEADS = 16  # of the model that forms are compiled for
 _SCALARS = ("scale", "score_scale", "inverse_scale")
 _KERNELS = {"forward": flash_forward, "keys": flash_backward_keys, "queries": flash_backward_queries}
 
@@ -38,11 +39,11 @@ def _form(
             signature[argument] = "*i32"
         elif argument in _TENSORS:
             signature[argument] = f"*{dtype}"
-        elif argument in ("lse", "lse_gradient", "level", "slope"):
+        elif argument in ("lse", "lse_gradient", "numbers", "slopes"):
             signature[argument] = "*fp32"
         else:
             signature[argument] = "fp32" if argument in _SCALARS else "i32"
-        if signature[argument].startswith("*") or "stride" in argument or argument in ("width", "scratch_length"):
+        if signature[argument].startswith("*") or "stride" in argument or argument == "width":
             aligned.add(argument)
     return Specialisation(
         name=name,
@@ -73,15 +74,18 @@ def _all(candidates_too: bool) -> Iterator[Specialisation]:
                     constants |= {"BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n}
                     constants |= {"BLOCK_D": padded_head_dim(head_dim)}
                     if direction != "forward":
-                        constants["PADDING"] = PADDING
+                        constants["GROUP"] = GROUP
+                        if direction == "keys":
+                            constants["numbers_stride_token"] = _HEADS * head_dim * itemsize // 4
                     kind = ("causal" if causal else "full") + (" packed" if ragged else "")
                     name = f"{direction} D={head_dim} {dtype} {kind} {tiles}" + (
                         " elsewhere" if capabilities == plain else ""
                     )
                     yield _form(name, kernel, tiles, dtype, constants, capabilities)
     for head_dim in (128, 256):
-        constants = {"RAGGED": True, "HAS_LSE_GRADIENT": True, "BLOCK_M": PADDING, "BLOCK_D": head_dim}
-        yield _form(f"delta D={head_dim}", flash_delta, Tiles(PADDING, 0, 8, 1), "bf16", constants, CAPABILITIES)
+        constants = {"RAGGED": True, "HAS_LSE_GRADIENT": True, "BLOCK_M": DELTA_ROWS, "BLOCK_D": head_dim}
+        constants["GROUP"] = GROUP
+        yield _form(f"delta D={head_dim}", flash_delta, Tiles(DELTA_ROWS, 0, 8, 1), "bf16", constants, CAPABILITIES)
 
 
 def forms(*, candidates_too: bool = False) -> tuple[Specialisation, ...]:

@@ -16,8 +16,10 @@ from weft.kernels._flash_forward import flash_forward
 from weft.kernels._flash_tiles import Choice, Tiles, padded_head_dim
 from weft.kernels._jit import TensorDescriptor, cdiv
 
-# Rows between two sequences in the scratch of the backward pass: no block of queries is larger.
-PADDING = 128
+# Rows whose levels and slopes (`_flash_delta.py`) stand together: the fewest that a tile has, so that each group has a
+# place in rows that a single program of the queries' kernel reads and then overwrites.
+GROUP = 16
+DELTA_ROWS = 128
 
 # Keys and values of the heads that are computed side by side: half of an H200's L2 cache, so that they stay in it.
 _SECTION_BYTES = 24 << 20
@@ -115,6 +117,25 @@ def launch_forward(
     return output, lse if query.ndim == 4 else lse[0]
 
 
+def _numbers(query_gradient: Tensor, starts: Pair, longest: int) -> tuple[Tensor, tuple[int, int, int]]:
+    """Where two float32 numbers a query row are kept until the gradients of queries are made, and the steps from one
+    sequence, token and head to the next: in the memory of these gradients, so that backward needs none of its own;
+    beside it where a row of them is too short (less than 64 columns of 16 bits), not aligned, or too far away.
+    """
+    batch, num_queries, num_heads, width = query_gradient.shape
+    packed = starts[0] is not None
+    row_bytes = width * query_gradient.element_size()
+    if row_bytes >= 2 * 4 * GROUP and row_bytes % 16 == 0:
+        numbers = query_gradient.view(torch.float32)
+        of_sequence, of_token, of_head, _ = numbers.stride()
+        if longest * of_token < 1 << 31:  # positions inside a sequence are 32-bit
+            return numbers, (0 if packed else of_sequence, of_token, of_head)
+    # Every packed sequence gets GROUP rows more than it has, so that none reaches into the next.
+    rows = cdiv(num_queries + (GROUP * starts[0].numel() if starts[0] is not None else 0), GROUP) * GROUP
+    numbers = torch.empty((batch, num_heads, 2 * rows), dtype=torch.float32, device=query_gradient.device)
+    return numbers, (2 * GROUP if packed else numbers.stride(0), 2, numbers.stride(1))
+
+
 def launch_backward(
     outputs: tuple[Tensor, Tensor | None, Tensor, Tensor],
     inputs: tuple[Tensor, Tensor, Tensor],
@@ -135,20 +156,18 @@ def launch_backward(
         return tuple(gradient.zero_() for gradient in gradients)  # type: ignore[return-value]
     lse = outputs[3] if outputs[3].ndim == 3 else outputs[3][None]
     lse_gradient = None if outputs[1] is None else outputs[1].contiguous()
-    length = cdiv(num_queries + (PADDING * sequences if starts[0] is not None else 0), PADDING) * PADDING
-    scratch = torch.empty((2, batch, num_heads, length), dtype=torch.float32, device=q.device)
-    level, slope = scratch[0], scratch[1]
-    num_blocks = cdiv(longest[0], PADDING)
+    numbers, steps = _numbers(dq, starts, longest[0])
+    num_blocks = cdiv(longest[0], DELTA_ROWS)
     sources = (q, k, v, do)
     common = (scale * _LOG2_E, scale, num_queries, num_keys)
     strides = (*_strides(q), *_strides(k), *_strides(v), *_strides(do))
     describable = all(_describable(tensor) for tensor in sources)
     with _on(q):
         flash_delta[(num_blocks * sequences * num_heads,)](
-            o, do, lse, lse_gradient, level, slope, starts[0], 1.0 / scale, num_queries, num_blocks,
-            sequences * num_heads, num_heads, width, length, *_strides(o), *_strides(do), *lse.stride()[:2],
-            RAGGED=starts[0] is not None, HAS_LSE_GRADIENT=lse_gradient is not None, BLOCK_M=PADDING,
-            BLOCK_D=padded_head_dim(width), num_warps=8, num_stages=1,
+            o, do, lse, lse_gradient, numbers, starts[0], 1.0 / scale, num_queries, num_blocks,
+            sequences * num_heads, num_heads, width, *_strides(o), *_strides(do), *lse.stride()[:2], *steps,
+            RAGGED=starts[0] is not None, HAS_LSE_GRADIENT=lse_gradient is not None, BLOCK_M=DELTA_ROWS,
+            BLOCK_D=padded_head_dim(width), GROUP=GROUP, num_warps=8, num_stages=1,
         )  # fmt: skip
         for kernel, tiles, along_keys in (
             (flash_backward_keys, choice.keys, False),
@@ -160,9 +179,9 @@ def launch_backward(
             described = tiles.descriptors and describable
             blocks = (tiles.block_m, tiles.block_n, tiles.block_n, tiles.block_m)
             kernel[(num_blocks * sequences * heads,)](
-                *(map(_described, sources, blocks) if described else sources), *results, level, slope, *starts,
+                *(map(_described, sources, blocks) if described else sources), *results, numbers, *starts,
                 *common, num_blocks, sequences * heads, _section(sequences * heads, num_blocks, loaded), heads, group,
-                width, *strides, *_strides(results[0]), length, PADDING=PADDING,
+                width, *strides, *_strides(results[0]), *steps, GROUP=GROUP,
                 **_constants(tiles, causal, starts, width, described),
             )  # fmt: skip
     return gradients  # type: ignore[return-value]
