@@ -14,6 +14,7 @@ import torch
 from tests.kernels.paged_step import Step, decode, make_step, own_reference, prefill
 from weft.benchmark.kernels.contender import RIGHT, worst_error
 from weft.benchmark.kernels.small_operations import Widths, small_operations
+from weft.kernels import embedding
 from weft.kernels.flash_attention import attention_reference, flash_attention
 
 _WIDTHS = Widths(name="smallest", hidden=96, inner=80, packed=112, vocab_size=70, loss_tokens=5)
@@ -29,6 +30,7 @@ def cases() -> dict[str, Case]:
         "flash attention, packed": _flash((0, 1, 1, 20, 37)),
         "paged decode, rotation and write": _decode,
         "paged prefill, rotation and write": _prefill,
+        "embedding and its gradient": _embedding,
     }
     for operation in small_operations(_WIDTHS):
         if operation.inputs[0][0] <= _MOST_ROWS:
@@ -76,6 +78,17 @@ def _decode(device: torch.device, dtype: torch.dtype) -> float:
 def _prefill(device: torch.device, dtype: torch.dtype) -> float:
     step = _step((1, 3, 20), device, dtype)
     return worst_error([prefill(step, step.pool.clone())], [own_reference(step.to(torch.float64))[0]])
+
+
+def _embedding(device: torch.device, dtype: torch.dtype) -> float:
+    weight, gradient = (torch.randn(count, 96, device=device, dtype=dtype) for count in (9, 37))
+    token_ids = torch.arange(37, device=device) * 5 % 9
+    results = []
+    for look_up, wide in ((embedding.embedding, dtype), (embedding.reference, torch.float64)):
+        leaf = weight.detach().to(wide).requires_grad_()
+        output = look_up(leaf, token_ids)
+        results.append([output.detach(), *torch.autograd.grad(output, leaf, gradient.to(wide))])
+    return worst_error(*results)
 
 
 def _small(name: str) -> Case:
