@@ -83,6 +83,20 @@ def test_forms_that_can_be_forced_spill_nothing_on_hopper(name: str) -> None:
     check(name, 90, "forced")
 
 
+def test_512_programs_of_decode_attention_run_at_once_on_an_h200() -> None:
+    """Its 132 multiprocessors hold four each: 65,536 registers, given out by 8 a thread, and 228 KiB, 1 of them taken.
+
+    With three each, 512 programs of equal length take two turns, the second of which leaves most of the GPU idle.
+    """
+    names = [
+        f"bf16-D128-{form}" for form in ("P64-n32w4s3-new-whole", "P64-n32w4s3-new-early", "P16-n32w4s3-new-early")
+    ]
+    rows = {row["name"]: row for row in compiled("weft.kernels.paged_decode", 90)}
+    for row in (rows[name] for name in names):
+        places = 65_536 // (-(-row["registers"] // 8) * 8 * 128), 228 // (row["shared_bytes"] / 1024 + 1)
+        assert min(places) >= 4, f"{row['name']}: {places}"
+
+
 SPILLING = """
 from weft.kernels._jit import jit, tl
 from weft.kernels.specialisation import Specialisation

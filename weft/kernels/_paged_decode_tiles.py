@@ -12,6 +12,9 @@ from weft.kernels.paged import padded_head_dim
 
 PROGRAMS = 512  # two for each place that an H200's multiprocessors have for one
 
+FEW = 16  # programs a head, which one alone would need to keep up with a batch
+LONG_ROOM = 8192  # tokens; a head of fewer takes one program no longer than a batch takes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
@@ -20,6 +23,7 @@ class Tile:
     block_n: int
     num_warps: int
     num_stages: int
+    most_registers: int | None = None  # a thread; None leaves it to the compiler
 
 
 # By bytes of an element and columns of a head, the first being the default; a device script times the rest.
@@ -32,7 +36,7 @@ CANDIDATES: dict[tuple[int, int], tuple[Tile, ...]] = {
         Tile(block_n=32, num_warps=2, num_stages=4),
     ),
     (2, 128): (
-        Tile(block_n=32, num_warps=4, num_stages=3),
+        Tile(block_n=32, num_warps=4, num_stages=3, most_registers=128),
         Tile(block_n=64, num_warps=4, num_stages=3),
         Tile(block_n=32, num_warps=4, num_stages=4),
         Tile(block_n=32, num_warps=2, num_stages=4),
@@ -47,29 +51,28 @@ CANDIDATES: dict[tuple[int, int], tuple[Tile, ...]] = {
 
 
 # The keys of a tile stay as many in all forms of a geometry: they decide the last bits, stages do not.
-# Where a tile spans several blocks, each key has its own lookup, and one more stage hides it.
-SPANNING = {(2, 128): Tile(block_n=32, num_warps=4, num_stages=4)}
-# Few programs, each with a long way to go, have to keep more in flight.
-LONG = {(2, 128): Tile(block_n=32, num_warps=4, num_stages=5)}
-LONG_PARTS = 32
+# Where a tile spans several blocks, each key has its own lookup, and one more stage hides it, if one program has a head
+# to itself. If several share it, four programs have to fit on a multiprocessor, or 512 of them take two turns.
+SPANNING = {(2, 128): Tile(block_n=32, num_warps=4, num_stages=4, most_registers=128)}
 # With a window, a cap, norms or rows that come rotated, four warps get a stack frame from Triton 3.6.
 CROWDED = {(2, 128): Tile(block_n=64, num_warps=8, num_stages=3)}
 
 
 def candidates(
-    dtype: torch.dtype, head_dim: int, block_size: int = 64, *, num_shared_parts: int = 0, crowded: bool = False
+    dtype: torch.dtype, head_dim: int, block_size: int = 64, *, shared: bool = False, crowded: bool = False
 ) -> tuple[Tile, ...]:
     """Tiles that fit this dtype, head and block, the default first.
 
-    num_shared_parts: splits that a table has room for, if several programs share a head.
+    shared: several programs share a head.
     crowded: the kernel does more than rotate, write and attend.
     """
     shape = dtype.itemsize, max(64, padded_head_dim(head_dim))
     found = CANDIDATES[shape]
     if crowded and shape in CROWDED and block_size % CROWDED[shape].block_n == 0:
         return (CROWDED[shape], *found)
-    deeper = SPANNING if block_size % found[0].block_n else LONG if num_shared_parts >= LONG_PARTS else {}
-    return (deeper[shape], *found) if shape in deeper else found
+    if shape in SPANNING and block_size % found[0].block_n and not shared:
+        return (SPANNING[shape], *found)
+    return found
 
 
 def programs_of(heads: int, num_parts: int, programs: int = PROGRAMS) -> int:
@@ -78,3 +81,11 @@ def programs_of(heads: int, num_parts: int, programs: int = PROGRAMS) -> int:
     heads: tiles of query heads times requests.   num_parts: splits of the longest sequence that a table has room for.
     """
     return max(1, min(num_parts, programs // max(heads, 1)))
+
+
+def lends(sharing: int, batch: int, room: int) -> bool:
+    """Whether a long request gets programs that the batch-mates' heads do not need: where there is room for one.
+
+    sharing: programs that each head of each request has anyway.   room: tokens that a row of the table has blocks for.
+    """
+    return batch > 1 and sharing < FEW and room >= LONG_ROOM

@@ -12,11 +12,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.errors import KernelError
-from weft.kernels._jit import cdiv, jit, launches_early, tl
+from weft.kernels._jit import cdiv, jit, launches_early, next_power_of_2, tl
 from weft.kernels.pieces import cut, mean_of, merge_step
 from weft.kernels.specialisation import Specialisation
 
-AT_ONCE = 16  # parts that are loaded before the first of them is merged; changes no bit
+AT_ONCE = 64  # at most so many parts are loaded before the first of them is merged; changes no bit
 BLOCK_C = 32  # columns: one a thread
 
 
@@ -54,8 +54,6 @@ def _kernel(
     ONE_EACH: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
     head, request = tl.program_id(1), tl.program_id(2).to(tl.int64)
     column = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     length = tl.load(lengths + request).to(tl.int32)
@@ -65,6 +63,8 @@ def _kernel(
         if tl.load(query_starts + request + 1) - token != 1:
             return
     _, _, first, count = cut(length, window, WINDOW, SPLIT, MOST_SPLITS)
+    if EARLY:  # the lengths were there before the parts were begun
+        tl.extra.cuda.gdc_wait()
     start = (request * H_Q + head) * num_parts
     inside = (column < D)[None, :]
     only = tl.zeros([1], tl.int32)
@@ -114,7 +114,7 @@ def merge_parts(
         window or 0,
         H_Q=num_query_heads,
         D=head_dim,
-        AT_ONCE=AT_ONCE,
+        AT_ONCE=min(AT_ONCE, next_power_of_2(num_parts)),
         BLOCK_C=BLOCK_C,
         SPLIT=split,
         MOST_SPLITS=most_splits,
