@@ -156,6 +156,7 @@ def _specialisation(dtype: str, head_dim: int, *, early: bool) -> Specialisation
         aligned=frozenset({"parts", "log_sums", "lengths", "query_starts", "out"}),
         capabilities=(90, 100) if early else (80, 89),
         waits=early,
+        reads_ahead=early,  # lengths, which were there before the parts were begun
         options={"enable_fp_fusion": False},
     )
 
