@@ -14,8 +14,9 @@ import torch
 from tests.kernels.paged_step import Step, decode, make_step, own_reference, prefill
 from weft.benchmark.kernels.contender import RIGHT, worst_error
 from weft.benchmark.kernels.small_operations import Widths, small_operations
-from weft.kernels import embedding
+from weft.kernels import commit_step, embedding, gather_step
 from weft.kernels.flash_attention import attention_reference, flash_attention
+from weft.kernels.gather_step import StateTensors
 
 _WIDTHS = Widths(name="smallest", hidden=96, inner=80, packed=112, vocab_size=70, loss_tokens=5)
 _MOST_ROWS = 64
@@ -28,6 +29,7 @@ def cases() -> dict[str, Case]:
     found: dict[str, Case] = {
         "flash attention, dense": _flash(None),
         "flash attention, packed": _flash((0, 1, 1, 20, 37)),
+        "gather_step and commit_step": _step_state,
         "paged decode, rotation and write": _decode,
         "paged prefill, rotation and write": _prefill,
         "embedding and its gradient": _embedding,
@@ -89,6 +91,33 @@ def _embedding(device: torch.device, dtype: torch.dtype) -> float:
         output = look_up(leaf, token_ids)
         results.append([output.detach(), *torch.autograd.grad(output, leaf, gradient.to(wide))])
     return worst_error(*results)
+
+
+def _step_state(device: torch.device, dtype: torch.dtype) -> float:
+    def state() -> StateTensors:
+        return StateTensors(
+            token_ids=torch.arange(60, device=device).view(3, 20),
+            num_computed_tokens=torch.tensor([3, 7, 0], device=device),
+            block_table=torch.arange(9, device=device).view(3, 3),
+            temperatures=torch.ones(3, device=device),
+            seeds=torch.arange(3, device=device),
+            num_steps=torch.zeros(1, dtype=torch.int64, device=device),
+            block_size=8,
+        )
+
+    rows, starts = torch.tensor([1, 0, 2], device=device), torch.tensor([0, 1, 6, 6], device=device)
+    keeps = torch.tensor([True, False, False], device=device)
+    results = []
+    for gather, commit in (
+        (gather_step.gather_step, commit_step.commit_step),
+        (gather_step.reference, commit_step.reference),
+    ):
+        kept, log = state(), torch.zeros(4, 3, dtype=torch.int64, device=device)
+        step = gather(kept, rows, starts, 9)
+        commit(kept, rows, step.sequence_lengths, rows + 50, keeps, log)
+        results.append([kept.token_ids, kept.num_computed_tokens, step.token_ids, step.positions, step.slots, log])
+    wrong = sum(int((found != expected).sum()) for found, expected in zip(*results, strict=True))
+    return float(wrong)
 
 
 def _small(name: str) -> Case:
