@@ -1,4 +1,4 @@
-"""Backend x policy x block size x chunk x prefix x preemption x arrival order: none of it changes what a model says.
+"""Backend x policy x block x chunk x prefix x preemption x arrival order x overlap: none changes what a model says.
 
 The default run takes a sample in which every two values of different factors meet; `-m nightly` takes the product.
 """
@@ -40,6 +40,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "prefix_caching": (True, False),
     "pool": ("ample", "tight"),  # tight: enough for one request, so that two preempt each other
     "max_num_seqs": (1, 3, 8),
+    "overlap": (False, True),
 }
 
 
@@ -53,6 +54,7 @@ class Setting:
     prefix_caching: bool
     pool: str
     max_num_seqs: int
+    overlap: bool
 
     def __str__(self) -> str:
         return "-".join(str(getattr(self, field.name)) for field in fields(self))
@@ -66,6 +68,7 @@ class Setting:
             "max_chunk_tokens": chunks[self.chunk],
             "max_num_seqs": self.max_num_seqs,
             "enable_prefix_caching": self.prefix_caching,
+            "overlap": self.overlap,
         }
         if self.backend == "paged_gather":  # a contiguous row takes no block options
             enough_for_one = -(-(longest + MAX_NEW_TOKENS - 1) // size)

@@ -22,6 +22,7 @@ from weft.errors import (
     SamplingParamsError,
     TokenOutOfRangeError,
 )
+from weft.inference.pipeline import Pipeline
 from weft.inference.policies import build_policy
 from weft.inference.request import FinishReason, Request
 from weft.inference.runner import Observer
@@ -68,6 +69,12 @@ class Engine:
         self._runner = ready.runner
         self._scheduler = Scheduler(
             config.scheduler, policy, self.geometry, prefix_caching=config.cache.enable_prefix_caching
+        )
+        overlap = config.execution.overlap
+        self._pipeline = Pipeline(
+            self._scheduler,
+            self._runner,
+            overlap=self.placement.device.type == "cuda" if overlap is None else overlap,
         )
         self._clock = clock
         self._queue_limits = config.scheduler.max_num_queued_requests, config.scheduler.max_num_queued_tokens
@@ -165,26 +172,22 @@ class Engine:
             )
         )
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether a step is planned while the one before runs, whose tokens then come one step late."""
+        return self._pipeline.overlap
+
     def has_unfinished_requests(self) -> bool:
         return self._scheduler.has_requests
 
     def step(self) -> list[StepOutput]:
         """One step of every request that the scheduler picks: what each gained, and whether it ended.
 
+        With overlap these are the gains of the step before, which ran meanwhile; the first step gives nothing.
         If it raises, out of memory or interrupted, every request is still there and the next step goes on from the
         tokens given out so far.
         """
-        if not self._scheduler.has_requests:
-            return []
-        try:
-            plan = self._scheduler.schedule()
-            outputs = self._scheduler.update(plan, self._runner.execute(plan).tokens())
-        except BaseException:
-            self._scheduler.restart()
-            raise
-        if not self._scheduler.has_requests:
-            self._scheduler.check_idle()
-        return outputs
+        return self._pipeline.step()
 
     def finish(self, request_id: str, reason: FinishReason) -> StepOutput | None:
         """End a request from outside, in any state; its memory is free at once.

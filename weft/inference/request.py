@@ -10,16 +10,19 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Request:
-    """Tokens known so far (prompt, then output) and how many of them have keys and values in the cache.
+    """Tokens read so far (prompt, then output) and how far their keys and values are in the cache.
 
     seed: the sampling seed, drawn for the request if its params name none.
     stop_token_ids: every id that ends it, EOS included unless ignored.
     cache_salt: only requests of the same salt share prefixes.
     arrival_s: when it came, on the engine's clock, in seconds.
     priority: smaller is sooner.   user: whose share it is charged to.   ttft_deadline_s: seconds to its first token.
+    num_computed_tokens: tokens whose keys and values are in the cache once the steps planned so far are done.
+    num_unread_tokens: tokens that those steps sample and that nobody has read.
     num_cached_tokens: tokens found in the prefix cache when it was first admitted.
     num_published_blocks, prefix_entry: how many of its blocks others can find, and the cache's entry of the last.
     max_len: total tokens at which it ends by length: of max_tokens and the context, the nearer.
+    has_ended: whatever is still sampled for it is dropped.
     """
 
     request_id: str
@@ -35,25 +38,28 @@ class Request:
     user: str | None = None
     ttft_deadline_s: float | None = None
     num_computed_tokens: int = 0
+    num_unread_tokens: int = 0
     num_cached_tokens: int = 0
     num_published_blocks: int = 0
     prefix_entry: int = -1
     row: int | None = None
     blocks: list[int] = field(default_factory=list)
+    has_ended: bool = False
 
     @property
     def num_tokens(self) -> int:
+        """Tokens read: what an admission can bring."""
         return len(self.token_ids)
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """What the request still chases: the prompt's rest, or the one token sampled last."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """What the request still chases: the prompt's rest, or the one token sampled last, read or not."""
+        return len(self.token_ids) + self.num_unread_tokens - self.num_computed_tokens
 
     @property
     def is_decoding(self) -> bool:
         """One token away from its next output."""
-        return len(self.token_ids) - self.num_computed_tokens == 1
+        return len(self.token_ids) + self.num_unread_tokens - self.num_computed_tokens == 1
 
     def stop_after(self, token: int) -> tuple[FinishReason, int | None] | None:
         """Whether the token just appended ends the request: why, and the stop token if it was one.

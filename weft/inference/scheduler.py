@@ -1,8 +1,10 @@
 """Decides, once a step, which requests compute how many tokens, and finds room for them. Plain Python, no torch.
 
-There are no prefill and decode phases: a request's computed tokens chase its tokens under one budget a step.
+There are no prefill and decode phases: a request's computed tokens chase its tokens under one budget a step. A step may
+be planned while the one before is under way: what that one samples counts already and is read later.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
@@ -34,25 +36,31 @@ class _Draft:
     """The plan under construction. Each part is kept by request, so that a preempted one goes as a whole."""
 
     num_new_tokens: dict[Request, int] = field(default_factory=dict)
-    unfinished: set[Request] = field(default_factory=set)  # chunks that stop short of the request's end
+    chunk_ends: dict[Request, int] = field(default_factory=dict)  # of chunks that stop short of the request's end
     admissions: dict[Request, Admission] = field(default_factory=dict)
     new_blocks: dict[Request, NewBlocks] = field(default_factory=dict)
     copies: dict[Request, tuple[int, int]] = field(default_factory=dict)
     preempted: list[Request] = field(default_factory=list)
+    is_short: bool = False  # of room for somebody who runs
 
     def preempt(self, request: Request) -> int:
-        """Take a request out; the tokens that it leaves to others."""
+        """Take out a request that has lost its blocks; the tokens that it leaves to others."""
         self.preempted.append(request)
-        self.unfinished.discard(request)
         for part in (self.admissions, self.new_blocks, self.copies):
             part.pop(request, None)
+        return self.withdraw(request)
+
+    def withdraw(self, request: Request) -> int:
+        """Give a request nothing in this step; the tokens that it leaves to others."""
+        self.is_short = True
+        self.chunk_ends.pop(request, None)
         return self.num_new_tokens.pop(request, 0)
 
-    def plan(self) -> StepPlan:
+    def step(self) -> "_Step":
         # Whole columns, and no call a request: what a step of hundreds of requests affords in plain Python.
-        requests, unfinished = list(self.num_new_tokens), self.unfinished
-        ends = [int(request not in unfinished) for request in requests] if unfinished else [1] * len(requests)
-        return StepPlan(
+        requests, chunk_ends = list(self.num_new_tokens), self.chunk_ends
+        ends = [int(request not in chunk_ends) for request in requests] if chunk_ends else [1] * len(requests)
+        plan = StepPlan(
             request_ids=tuple([request.request_id for request in requests]),
             rows=cast("tuple[int, ...]", tuple([request.row for request in requests])),
             num_new_tokens=tuple(self.num_new_tokens.values()),
@@ -62,6 +70,15 @@ class _Draft:
             block_copies=tuple(self.copies.values()),
             preempted_ids=tuple(request.request_id for request in self.preempted),
         )
+        return _Step(plan, requests, chunk_ends)
+
+
+class _Step(NamedTuple):
+    """A step under way. Requests, not ids or rows: both may belong to others by the time its tokens are read."""
+
+    plan: StepPlan
+    requests: list[Request]
+    chunk_ends: dict[Request, int]
 
 
 class Scheduler:
@@ -80,17 +97,21 @@ class Scheduler:
         self._waiting: dict[str, Request] = {}
         self._preempted: dict[str, Request] = {}  # they wait too
         self._running: dict[str, Request] = {}
+        # They keep row and blocks and only await a token that is sampled already and ends them by length.
+        self._ending: dict[str, Request] = {}
+        self._under_way: deque[_Step] = deque()  # steps whose tokens have not been read, oldest first
         self._num_waiting_tokens = 0
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._running or request_id in self._waiting or request_id in self._preempted
+        return any(request_id in place for place in (self._running, self._waiting, self._preempted, self._ending))
 
     @property
     def has_requests(self) -> bool:
-        return bool(self._running or self._waiting or self._preempted)
+        return bool(self._running or self._waiting or self._preempted or self._ending)
 
     @property
     def running(self) -> tuple[Request, ...]:
+        """Those that hold a row and have tokens to compute, in the order in which they were admitted."""
         return tuple(self._running.values())
 
     @property
@@ -121,64 +142,76 @@ class Scheduler:
         self._num_waiting_tokens += request.num_tokens
 
     def schedule(self) -> StepPlan:
-        """The next step. Requests that it admits move from waiting to running; preempted ones move back."""
+        """The next step. Requests that it admits move from waiting to running; preempted ones move back.
+
+        The step before may still be under way. The plan is empty if nothing can be done before that one is read.
+        """
         left = self._config.max_num_batched_tokens
         chunk = self._config.max_chunk_tokens or left
         size = self._geometry.block_size
         draft = _Draft()
-        counts = draft.num_new_tokens
+        counts, running, free_rows = draft.num_new_tokens, self._running, self._free_rows
         open_door = True  # to those who wait
         for request in self._policy.candidates(self):
             if left == 0:
                 break
             if request.row is None:
-                open_door = open_door and not draft.preempted and self._admit(request, min(chunk, left), draft)
+                open_door = open_door and not draft.is_short and self._admit(request, min(chunk, left), draft)
                 if not open_door:
-                    if len(counts) == len(self._running):
+                    if len(counts) == len(running):
                         break
                     continue
-            count = len(request.token_ids) - request.num_computed_tokens
+            end = len(request.token_ids) + request.num_unread_tokens
+            count = end - request.num_computed_tokens
             if count > 1 and count > min(chunk, left):
                 count = min(chunk, left)
-                draft.unfinished.add(request)
+                draft.chunk_ends[request] = end = request.num_computed_tokens + count
             counts[request] = count
             left -= count
-            if request.num_computed_tokens + count > len(request.blocks) * size:
-                while request in counts and not self._grow(request, draft):
-                    left += draft.preempt(self._preempt())
-            if not self._free_rows and len(counts) == len(self._running):
+            if end > len(request.blocks) * size:
+                while request in counts and not self._grow(request, end, draft):
+                    left += draft.withdraw(request) if self._ending else draft.preempt(self._preempt())
+            if not free_rows and len(counts) == len(running):
                 break  # before a policy sorts those who cannot come in
-        assert counts or not self.has_requests, "requests wait and the step schedules none"
-        return draft.plan()
+        return self._launch(draft)
 
     def update(self, plan: StepPlan, tokens: Sequence[Sequence[int]]) -> list[StepOutput]:
-        """Take the tokens that the step sampled (-1: its logits were not finite); requests that end leave at once."""
-        outputs = []
+        """Take the tokens that the step sampled (-1: its logits were not finite); requests that end leave at once.
+
+        Steps are read in the order in which they were scheduled. What a request sampled after its end is dropped.
+        """
+        step = self._under_way.popleft()
+        assert step.plan is plan, "another step is to be read first"
+        outputs: list[StepOutput] = []
+        give = outputs.append
         size = self._geometry.block_size if self._caches_prefixes else None
-        for request_id, count, new in zip(plan.request_ids, plan.num_new_tokens, tokens, strict=True):
-            request = self._running.get(request_id)
-            if request is None:  # ended between the step's start and now
+        for request, new in zip(step.requests, tokens, strict=True):
+            if request.has_ended:
                 continue
-            request.num_computed_tokens += count
-            token = new[-1] if new else None
-            if token is not None and token < 0:  # what a failed step wrote is not to be read by anybody
-                outputs.append(self._end(request, (), "error"))
-                continue
-            if size is not None and request.num_computed_tokens // size > request.num_published_blocks:
-                self._publish(request)
+            if new:
+                token, end = new[-1], len(request.token_ids)
+                if token < 0:  # what a failed step wrote is not to be read by anybody
+                    give(self._end(request, (), "error"))
+                    continue
+            else:
+                token, end = None, step.chunk_ends[request]
+            # Up to the end of this step: what later ones add, already planned or even done, is not confirmed.
+            if size is not None and end // size > request.num_published_blocks and request.row is not None:
+                self._publish(request, end)
             if token is None:
                 continue
             request.token_ids.append(token)
+            request.num_unread_tokens -= 1
             ended = request.stop_after(token)
             if ended is None:
-                outputs.append(StepOutput(request_id, (token,), False, None, None, request.num_cached_tokens))
+                give(StepOutput(request.request_id, (token,), False, None, None, request.num_cached_tokens))
             else:
-                outputs.append(self._end(request, (token,), *ended))
+                give(self._end(request, (token,), *ended))
         return outputs
 
     def finish(self, request_id: str, reason: FinishReason) -> StepOutput | None:
         """End a request in any state and free what it holds; its last output, or None if it is not here (any more)."""
-        for place in (self._running, self._waiting, self._preempted):
+        for place in (self._running, self._waiting, self._preempted, self._ending):
             if request_id in place:
                 return self._end(place[request_id], (), reason)
         return None
@@ -187,11 +220,16 @@ class Scheduler:
         """Whoever runs gives back row and blocks and waits, before all others, to compute its tokens again.
 
         For a step that failed between `schedule` and `update`: nobody knows how much of its plan the device took in.
+        Steps under way are forgotten, and the tokens that nobody has read are sampled again.
         """
-        for request in self._running.values():
+        held = {**self._ending, **self._running}
+        for request in held.values():
             self._vacate(request)
-        self._preempted = {**self._running, **self._preempted}
-        self._running = {}
+        self._preempted = {**held, **self._preempted}
+        for request in self._preempted.values():
+            request.num_unread_tokens = 0
+        self._running, self._ending = {}, {}
+        self._under_way.clear()
 
     def check_idle(self) -> None:
         """Raise AssertionError, with the whole equation, if an idle engine still holds a row or a block."""
@@ -208,11 +246,30 @@ class Scheduler:
         self, request: Request, new_token_ids: tuple[int, ...], reason: FinishReason, stop_token: int | None = None
     ) -> StepOutput:
         request_id = request.request_id
-        if self._running.pop(request_id, None) is not None:
+        request.has_ended = True
+        request.num_unread_tokens = 0  # what is still to come is dropped
+        if self._running.pop(request_id, None) is not None or self._ending.pop(request_id, None) is not None:
+            # A step under way may still write these blocks. Whoever gets them writes later: the device runs in order.
             self._vacate(request)
         elif self._preempted.pop(request_id, None) is None:
             self._num_waiting_tokens -= self._waiting.pop(request_id).num_tokens
         return StepOutput(request_id, new_token_ids, True, reason, stop_token, request.num_cached_tokens)
+
+    def _launch(self, draft: _Draft) -> StepPlan:
+        """Count as computed and sampled what the step will compute and sample."""
+        chunk_ends = draft.chunk_ends
+        for request, count in draft.num_new_tokens.items():
+            request.num_computed_tokens += count
+            if chunk_ends and request in chunk_ends:
+                continue
+            request.num_unread_tokens = unread = request.num_unread_tokens + 1
+            if len(request.token_ids) + unread >= request.max_len:
+                self._ending[request.request_id] = self._running.pop(request.request_id)
+        step = draft.step()
+        if step.requests:
+            self._under_way.append(step)
+        assert self._under_way or not self.has_requests, "requests wait and the step schedules none"
+        return step.plan
 
     def _admit(self, request: Request, most: int, draft: _Draft) -> bool:
         """Give a waiting request a row, what of its prefix is cached, and room for its first `most` tokens.
@@ -223,6 +280,7 @@ class Scheduler:
         """
         if not self._free_rows:
             return False
+        assert not request.num_unread_tokens, "an admission brings all of its tokens"
         size = self._geometry.block_size
         hits = self._prefixes.lookup(request.token_ids, request.cache_salt) if self._caches_prefixes else []
         self._allocator.share(hits)  # first, so that what follows cannot evict them
@@ -261,9 +319,9 @@ class Scheduler:
         self._policy.admitted(request)
         return True
 
-    def _grow(self, request: Request, draft: _Draft) -> bool:
-        """Find blocks for the tokens that the draft gives a running request; False if the pool is dry."""
-        held, end = len(request.blocks), request.num_computed_tokens + draft.num_new_tokens[request]
+    def _grow(self, request: Request, end: int, draft: _Draft) -> bool:
+        """Find blocks for the tokens of a running request, up to `end`; False if the pool is dry."""
+        held = len(request.blocks)
         blocks = self._allocator.allocate(self._geometry.blocks_for(end) - held)
         if blocks is None:
             return False
@@ -288,10 +346,10 @@ class Scheduler:
     def _release(self, blocks: Sequence[int]) -> None:
         self._allocator.release(blocks, keep=self._prefixes.__contains__)
 
-    def _publish(self, request: Request) -> None:
-        """Let others find the blocks that this request has filled: only full ones, only computed ones."""
+    def _publish(self, request: Request, end: int) -> None:
+        """Let others find the blocks that this request has filled up to `end`: only full ones, only confirmed ones."""
         size = self._geometry.block_size
-        for index in range(request.num_published_blocks, request.num_computed_tokens // size):
+        for index in range(request.num_published_blocks, end // size):
             parent = request.prefix_entry if index else request.cache_salt
             tokens = request.token_ids[index * size : (index + 1) * size]
             request.prefix_entry = self._prefixes.publish(request.blocks[index], parent, tokens)

@@ -64,11 +64,17 @@ class Subject:
             Continuation(
                 prompt_token_ids=tuple(prompt),
                 token_ids=tuple(tokens[str(place)]),
-                logits=torch.stack(self._logits[str(place)]),
+                logits=torch.stack(self._logits_of(str(place), len(tokens[str(place)]), ended[str(place)])),
                 finish_reason=ended[str(place)],
             )
             for place, prompt in enumerate(prompts)
         ]
+
+    def _logits_of(self, request_id: str, num_tokens: int, reason: FinishReason) -> list[Float[Tensor, "V"]]:
+        """A row for each token said. With overlap the step after a stop token is under way when that one is read."""
+        rows = self._logits[request_id]
+        is_overrun = self.engine.overlaps and reason == "stop" and len(rows) == num_tokens + 1
+        return rows[:num_tokens] if is_overrun else rows
 
     def _record(self, plan: StepPlan, logits: Float[Tensor, "R V"]) -> None:
         owners = (name for name, rows in zip(plan.request_ids, plan.num_logit_rows, strict=True) if rows)

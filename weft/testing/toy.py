@@ -4,7 +4,8 @@ It stands in for runner, model and cache: each slot holds the tag of the tokens 
 that hold the right tags. Whatever aliases, leaks, goes stale or is read before it is written shows at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from weft.inference.plan import StepPlan
 
@@ -27,11 +28,26 @@ def sequential(prompt: Sequence[int], max_tokens: int, stop: frozenset[int] = fr
     return tokens[len(prompt) :]
 
 
-class ToyExecutor:
-    """Runs step plans over fake slots."""
+@dataclass(frozen=True)
+class ToyHandle:
+    """A step of the toy model; what it sampled may be read whenever one likes."""
 
-    def __init__(self, block_size: int) -> None:
+    sampled: list[list[int]]
+
+    def tokens(self) -> list[list[int]]:
+        return self.sampled
+
+
+def never_fails(token_ids: Sequence[int]) -> bool:
+    return False
+
+
+class ToyExecutor:
+    """Runs step plans over fake slots. fails: whether the logits after these tokens are not finite."""
+
+    def __init__(self, block_size: int, fails: Callable[[Sequence[int]], bool] = never_fails) -> None:
         self._block_size = block_size
+        self._fails = fails
         self._slots: dict[tuple[int, int], int] = {}  # (block, offset) -> tag
         self._tables: dict[int, list[int]] = {}
         self._tokens: dict[int, list[int]] = {}
@@ -71,6 +87,9 @@ class ToyExecutor:
     def _sample(self, row: int) -> list[int]:
         tokens = self._tokens[row]
         assert self._computed[row] == len(tokens), "logits are asked for before the last token is computed"
+        if self._fails(tokens):
+            tokens.append(0)  # as the device does: it goes on with a valid id until the host drops the request
+            return [-1]
         tokens.append(next_token(tokens))
         return [tokens[-1]]
 

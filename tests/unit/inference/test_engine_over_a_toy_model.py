@@ -4,23 +4,33 @@ Whatever arrives, ends, fails or is preempted, and whenever: each request says w
 is overtaken only as its policy promises.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from weft.config import BlockGeometry, SchedulerConfig
+from weft.inference.pipeline import Pipeline
 from weft.inference.plan import StepPlan
 from weft.inference.policies import build_policy, known_policies
 from weft.inference.policies.prefix_first import MAX_OVERTAKEN
 from weft.inference.request import Request
 from weft.inference.sampling_params import SamplingParams
 from weft.inference.scheduler import Scheduler, StepOutput
-from weft.testing.toy import ToyExecutor, sequential
+from weft.testing.toy import ToyExecutor, ToyHandle, sequential
 
 STOP = frozenset({7, 11})
 AGEING_S = 2.0
+NAMES = "abcdefghijkl"  # few, so that they come back at once
+
+
+class InterruptionError(Exception):
+    """Raised in the middle of a step."""
+
+
+def fails(token_ids: Sequence[int]) -> bool:
+    return hash((-2, *token_ids)) % 31 == 0
 
 
 def never(later: Request, earlier: Request) -> bool:
@@ -62,6 +72,7 @@ class ToyEngine(RuleBasedStateMachine):
         max_prefills=st.none() | st.integers(1, 3),
         shareable=st.booleans(),
         prefix_caching=st.booleans(),
+        overlap=st.booleans(),
     )
     def start(
         self,
@@ -74,6 +85,7 @@ class ToyEngine(RuleBasedStateMachine):
         max_prefills: int | None,
         shareable: bool,
         prefix_caching: bool,
+        overlap: bool,
     ) -> None:
         self.config = SchedulerConfig(
             policy=policy,
@@ -87,13 +99,19 @@ class ToyEngine(RuleBasedStateMachine):
         geometry = BlockGeometry(num_blocks=num_blocks, block_size=block_size, shareable=shareable)
         policy_object = build_policy(self.config)
         self.scheduler = Scheduler(self.config, policy_object, geometry, prefix_caching=prefix_caching)
-        self.executor = ToyExecutor(block_size)
+        self.executor = ToyExecutor(block_size, fails)
+        self.pipeline = Pipeline(self.scheduler, self, overlap=overlap)
+        self.before: Callable[[], None] = lambda: None  # happens between plan and execution
+        self.after: Callable[[], None] = lambda: None  # happens between execution and reading
+        self.places: dict[str, int] = {}  # in order of arrival
         self.waiting: dict[str, Request] = {}  # never admitted so far, in order of arrival
         self.overtaken: dict[str, int] = {}
         self.expected: dict[str, list[int]] = {}
+        self.reasons: dict[str, str] = {}
         self.said: dict[str, list[int]] = {}
         self.count, self.now_s = 0, 0.0
 
+    @precondition(lambda self: len(self.expected) < len(NAMES))
     @rule(
         data=st.data(),
         salt=st.sampled_from([None, None, "a"]),
@@ -107,7 +125,8 @@ class ToyEngine(RuleBasedStateMachine):
         # Few different tokens, so that prompts begin alike.
         prompt = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=self.room))
         max_tokens = data.draw(st.integers(1, self.room - len(prompt) + 1))
-        request_id, self.count = str(self.count), self.count + 1
+        request_id = data.draw(st.sampled_from([name for name in NAMES if name not in self.expected]))
+        self.places[request_id], self.count = self.count, self.count + 1
         request = Request(
             request_id=request_id,
             token_ids=list(prompt),
@@ -125,8 +144,13 @@ class ToyEngine(RuleBasedStateMachine):
         self.scheduler.add(request)
         self.waiting[request_id] = request
         self.overtaken[request_id] = 0
-        self.expected[request_id] = sequential(prompt, max_tokens, STOP)
-        self.said[request_id] = []
+        said = sequential(prompt, max_tokens, STOP)
+        reason = "stop" if said[-1] in STOP else "length"
+        for place in range(len(said)):
+            if fails([*prompt, *said[:place]]):
+                said, reason = said[:place], "error"
+                break
+        self.expected[request_id], self.reasons[request_id], self.said[request_id] = said, reason, []
 
     @rule(seconds=st.sampled_from([0.001, 1.0, 30.0]))
     def time_passes(self, seconds: float) -> None:
@@ -142,53 +166,49 @@ class ToyEngine(RuleBasedStateMachine):
         assert self.scheduler.finish(request_id, "abort") is None
         self.forget(request_id)
 
-    @precondition(lambda self: len(self.scheduler.running) > 1)
+    @precondition(lambda self: len(self.scheduler.running) > 1 and not self.scheduler._under_way)
     @rule()
     def preempt(self) -> None:
         self.scheduler._preempt()
 
     @rule()
     def step(self) -> None:
-        if self.scheduler.has_requests:
-            plan = self.plan()
-            self.take(self.scheduler.update(plan, self.executor.execute(plan)))
+        self.take(self.pipeline.step())
 
-    @precondition(lambda self: self.scheduler.has_requests)
-    @rule(data=st.data())
-    def step_in_which_one_fails(self, data: st.DataObject) -> None:
-        plan = self.plan()
-        tokens = self.executor.execute(plan)
-        failing = data.draw(st.sampled_from([None, *(place for place, new in enumerate(tokens) if new)]))
-        if failing is not None:
-            tokens[failing] = [-1]
-        outputs = self.scheduler.update(plan, tokens)
-        if failing is not None:
-            request_id = plan.request_ids[failing]
-            (output,) = (output for output in outputs if output.request_id == request_id)
-            assert (output.new_token_ids, output.finished, output.finish_reason) == ((), True, "error")
-            outputs.remove(output)
-            self.forget(request_id)
-        self.take(outputs)
-
-    @precondition(lambda self: self.scheduler.has_requests)
-    @rule(data=st.data())
-    def step_during_which_one_is_aborted(self, data: st.DataObject) -> None:
-        plan = self.plan()
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data(), is_executed=st.booleans())
+    def step_during_which_one_is_aborted(self, data: st.DataObject, is_executed: bool) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.expected)))
-        self.scheduler.finish(request_id, "abort")
-        self.forget(request_id)
-        outputs = self.scheduler.update(plan, self.executor.execute(plan))
-        assert request_id not in {output.request_id for output in outputs}
+        aborted = []
+
+        def abort() -> None:
+            aborted.append(self.scheduler.finish(request_id, "abort"))
+            self.forget(request_id)
+
+        if is_executed:
+            self.after = abort
+        else:
+            self.before = abort
+        outputs = self.pipeline.step()
+        self.before = self.after = lambda: None
+        assert not aborted or request_id not in {output.request_id for output in outputs}
         self.take(outputs)
 
     @precondition(lambda self: self.scheduler.has_requests)
-    @rule(is_executed=st.booleans())
-    def step_that_raises(self, is_executed: bool) -> None:
-        plan = self.plan()
-        if is_executed:
-            self.executor.execute(plan)
-        self.scheduler.restart()
-        assert not self.scheduler.running
+    @rule(where=st.sampled_from(["before", "after"]))
+    def step_that_raises(self, where: str) -> None:
+        raised = []
+
+        def fail() -> None:
+            raised.append(where)
+            raise InterruptionError
+
+        setattr(self, where, fail)
+        try:
+            self.take(self.pipeline.step())
+        except InterruptionError:
+            assert not self.scheduler.running
+        self.before = self.after = lambda: None
 
     @invariant()
     def every_block_is_in_one_state(self) -> None:
@@ -198,12 +218,20 @@ class ToyEngine(RuleBasedStateMachine):
     @invariant()
     def references_are_owners(self) -> None:
         if hasattr(self, "scheduler"):
-            held = [block for request in self.scheduler.running for block in request.blocks]
+            owners = (*self.scheduler.running, *self.scheduler._ending.values())
+            held = [block for request in owners for block in request.blocks]
             assert all(self.scheduler._allocator.references(block) == held.count(block) for block in held)
             assert len(set(held)) == self.scheduler.num_blocks_in_use
 
-    def plan(self) -> StepPlan:
-        plan = self.scheduler.schedule()
+    def execute(self, plan: StepPlan) -> ToyHandle:
+        """As a runner does."""
+        self.check(plan)
+        self.before()
+        sampled = self.executor.execute(plan)
+        self.after()
+        return ToyHandle(sampled)
+
+    def check(self, plan: StepPlan) -> None:
         assert 0 < sum(plan.num_new_tokens) <= self.config.max_num_batched_tokens
         assert max(plan.num_new_tokens) <= (self.config.max_chunk_tokens or self.config.max_num_batched_tokens)
         assert len(plan.rows) <= self.config.max_num_seqs
@@ -212,12 +240,12 @@ class ToyEngine(RuleBasedStateMachine):
         for request_id in new:
             later = self.waiting.pop(request_id)
             for earlier in self.waiting.values():
-                if int(earlier.request_id) < int(request_id) and earlier.request_id not in new:
+                came_first = self.places[earlier.request_id] < self.places[request_id]
+                if came_first and earlier.request_id not in new:
                     assert MAY_OVERTAKE[self.config.policy](later, earlier), (later, earlier)
                     self.overtaken[earlier.request_id] += 1
         if self.config.policy == "prefix_first" and len(self.waiting) < 20:  # all of them are looked at
             assert all(self.overtaken[request_id] <= MAX_OVERTAKEN for request_id in self.waiting)
-        return plan
 
     def take(self, outputs: list[StepOutput]) -> None:
         for output in outputs:
@@ -226,7 +254,8 @@ class ToyEngine(RuleBasedStateMachine):
             assert self.said[output.request_id] == expected[: len(self.said[output.request_id])]
             if output.finished:
                 assert self.said[output.request_id] == expected
-                assert output.finish_reason == ("stop" if expected[-1] in STOP else "length")
+                assert output.finish_reason == self.reasons[output.request_id]
+                assert output.stop_reason == (expected[-1] if output.finish_reason == "stop" else None)
                 self.forget(output.request_id)
 
     def forget(self, request_id: str) -> None:

@@ -4,93 +4,13 @@ A law runs requests over the toy model. The fault is a replacement in the source
 prefix cache; one whose text is no longer there is an error.
 """
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from importlib import import_module
+from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from weft.config import BlockGeometry, SchedulerConfig
-from weft.inference.plan import StepPlan
-from weft.inference.policies import build_policy
-from weft.inference.request import Request
-from weft.inference.sampling_params import SamplingParams
-from weft.testing.toy import ToyExecutor, sequential
-
-
-@dataclass
-class Bench:
-    """One scheduler (of the module given) over the toy model, and what each request has said."""
-
-    module: ModuleType
-    num_blocks: int
-    block_size: int
-    max_num_seqs: int = 4
-    chunk: int | None = None
-    prefix_caching: bool = True
-    policy: str = "fcfs"
-    expected: dict[str, list[int]] = field(default_factory=dict)
-    said: dict[str, list[int]] = field(default_factory=dict)
-    requests: dict[str, Request] = field(default_factory=dict)
-    computed: dict[str, int] = field(default_factory=dict)  # tokens computed for each request, again after a preemption
-    preempted: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        config = SchedulerConfig(
-            policy=self.policy,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=64,
-            max_chunk_tokens=self.chunk,
-        )
-        geometry = BlockGeometry(num_blocks=self.num_blocks, block_size=self.block_size, shareable=True)
-        self.scheduler = self.module.Scheduler(
-            config, build_policy(config), geometry, prefix_caching=self.prefix_caching
-        )
-        self.executor = ToyExecutor(self.block_size)
-
-    def add(self, request_id: str, prompt: Sequence[int], max_tokens: int) -> None:
-        self.requests[request_id] = request = Request(
-            request_id=request_id,
-            token_ids=list(prompt),
-            num_prompt_tokens=len(prompt),
-            params=SamplingParams(temperature=0),
-            seed=0,
-            stop_token_ids=frozenset(),
-            max_len=len(prompt) + max_tokens,
-        )
-        self.expected[request_id] = sequential(prompt, max_tokens)
-        self.said[request_id] = []
-        self.scheduler.add(request)
-
-    def step(self) -> StepPlan:
-        plan: StepPlan = self.scheduler.schedule()
-        assert sum(plan.num_new_tokens) > 0, "a step computes nothing"
-        for request_id, count in zip(plan.request_ids, plan.num_new_tokens, strict=True):
-            request = self.requests[request_id]
-            assert request.num_computed_tokens + count <= request.num_tokens, "more is computed than there is"
-            self.computed[request_id] = self.computed.get(request_id, 0) + count
-        self.preempted += plan.preempted_ids
-        for output in self.scheduler.update(plan, self.executor.execute(plan)):
-            self.said[output.request_id] += output.new_token_ids
-            request = self.requests[output.request_id]
-            assert request.num_tokens == request.num_prompt_tokens + len(self.said[output.request_id])
-        self.scheduler._allocator.check()
-        return plan
-
-    def run(self) -> "Bench":
-        for _ in range(1000):
-            if not self.scheduler.has_requests:
-                break
-            self.step()
-        assert self.said == self.expected
-        self.scheduler.check_idle()
-        return self
-
+from tests.unit.inference.toy_bench import Bench, Fault, fault, planted
 
 X, Y = [1, 2, 3, 4, 5, 6, 7, 8], [11, 12, 13, 14, 15, 16, 17, 18]
 
@@ -233,19 +153,6 @@ def who_gives_way_leaves_the_step(module: ModuleType) -> None:
         bench.run()
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A report, the law that sees it, and the fault as replacements (module, what stands there, what is put there)."""
-
-    report: str
-    law: Callable[[ModuleType], None]
-    edits: tuple[tuple[str, str, str], ...]
-
-
-def fault(report: str, law: Callable[[ModuleType], None], *edits: tuple[str, str, str]) -> Fault:
-    return Fault(report, law, edits)
-
-
 FAULTS = [
     fault(
         "a block is released twice",
@@ -270,12 +177,12 @@ FAULTS = [
     fault(
         "a new block comes one token late",
         blocks_appear_when_their_first_token_is_written,
-        ("scheduler", "request.num_computed_tokens + count > len", "request.num_computed_tokens + count - 1 > len"),
+        ("scheduler", "end > len(request.blocks) * size", "end - 1 > len(request.blocks) * size"),
     ),
     fault(
         "a new block comes one token early",
         blocks_appear_when_their_first_token_is_written,
-        ("scheduler", "request.num_computed_tokens + count > len", "request.num_computed_tokens + count >= len"),
+        ("scheduler", "end > len(request.blocks) * size", "end >= len(request.blocks) * size"),
         ("scheduler", "allocate(self._geometry.blocks_for(end) - held)", "allocate(1)"),
     ),
     fault(
@@ -308,8 +215,8 @@ FAULTS = [
         a_request_that_comes_back_finds_its_own_blocks,
         (
             "scheduler",
-            "count = len(request.token_ids) - request.num_computed_tokens",
-            "count = len(request.token_ids) - request.num_computed_tokens * (request not in draft.admissions)",
+            "count = end - request.num_computed_tokens\n",
+            "count = end - request.num_computed_tokens * (request not in draft.admissions)\n",
         ),
     ),
     fault(
@@ -318,16 +225,15 @@ FAULTS = [
         (
             "scheduler",
             "        self._policy.admitted(request)\n",
-            "        request.num_computed_tokens = min(request.num_tokens, len(request.blocks) * size)\n"
-            "        self._publish(request)\n"
-            "        request.num_computed_tokens = computed\n"
+            "        self._publish(request, min(request.num_tokens, len(request.blocks) * size))\n"
             "        self._policy.admitted(request)\n",
         ),
     ),
     fault(
         "a half-filled block is shared",
         only_full_blocks_are_shared,
-        ("scheduler", "request.num_computed_tokens // size):", "-(-request.num_computed_tokens // size)):"),
+        ("scheduler", "request.num_published_blocks, end // size):", "request.num_published_blocks, -(-end // size)):"),
+        ("scheduler", "and end // size > request.num_pub", "and -(-end // size) > request.num_pub"),
         ("prefix_cache", '        assert len(tokens) == self._block_size, "only full blocks are shared"\n', ""),
     ),
     fault(
@@ -362,28 +268,6 @@ FAULTS = [
     ),
 ]
 LAWS = sorted({fault.law.__name__: fault.law for fault in FAULTS}.items())
-
-
-@contextmanager
-def planted(edits: Sequence[tuple[str, str, str]]) -> Iterator[ModuleType]:
-    """The scheduler's module with the edits made to it and to what it imports; nobody else sees them."""
-    names = ("block_allocator", "prefix_cache", "scheduler")
-    full = {name: f"weft.inference.{name}" for name in names}
-    real = {name: import_module(full[name]) for name in names}
-    try:
-        for name in names:  # in this order each finds the ones before
-            path = Path(str(real[name].__file__))
-            source = path.read_text()
-            for _, old, new in (edit for edit in edits if edit[0] == name):
-                assert source.count(old) == 1, f"{path.name} holds {source.count(old)} times: {old!r}"
-                source = source.replace(old, new)
-            module = ModuleType(full[name])
-            module.__file__ = str(path)
-            sys.modules[full[name]] = module
-            exec(compile(source, str(path), "exec"), module.__dict__)
-        yield sys.modules[full["scheduler"]]
-    finally:
-        sys.modules |= {full[name]: module for name, module in real.items()}
 
 
 @pytest.mark.parametrize(("name", "law"), LAWS, ids=[name for name, _ in LAWS])

@@ -67,7 +67,7 @@ class Fair(Policy):
 
     def _charge(self, request: Request) -> None:
         """Its prompt once, then each token written. Computing it again after a preemption is not the user's fault."""
-        written = request.num_tokens - request.num_prompt_tokens
+        written = request.num_tokens + request.num_unread_tokens - request.num_prompt_tokens
         cost = READ_COST * request.num_prompt_tokens + WRITE_COST * written
         self._served[request.user] = self._served.get(request.user, 0) + cost - self._charged.get(request, 0)
         self._charged[request] = cost

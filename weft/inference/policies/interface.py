@@ -14,7 +14,10 @@ class SchedulerView(Protocol):
 
     @property
     def running(self) -> Sequence[Request]:
-        """Those that hold a row, in the order in which they were admitted."""
+        """Those that hold a row and have a token to compute, in the order in which they were admitted.
+
+        Tokens that are sampled and not read yet count: a request that only awaits its last one is not among them.
+        """
         ...
 
     @property

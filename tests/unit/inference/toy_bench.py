@@ -1,0 +1,149 @@
+"""A scheduler over the toy model, taken as source, so that a fault can be planted in it, and what each request says.
+
+A fault is a replacement in the source of the scheduler, the allocator, the prefix cache or the loop around them; one
+whose text is no longer there is an error.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from weft.config import BlockGeometry, SchedulerConfig
+from weft.inference.plan import StepPlan
+from weft.inference.policies import build_policy
+from weft.inference.request import Request
+from weft.inference.sampling_params import SamplingParams
+from weft.inference.scheduler import StepOutput
+from weft.testing.toy import ToyExecutor, never_fails, sequential
+
+
+@dataclass
+class Bench:
+    """One scheduler (of the module given) over the toy model, and what each request has said."""
+
+    module: ModuleType
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int = 4
+    chunk: int | None = None
+    prefix_caching: bool = True
+    policy: str = "fcfs"
+    expected: dict[str, list[int]] = field(default_factory=dict)
+    said: dict[str, list[int]] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+    computed: dict[str, int] = field(default_factory=dict)  # tokens computed for each request, again after a preemption
+    preempted: list[str] = field(default_factory=list)
+    overlap: bool = False
+    fails: Callable[[Sequence[int]], bool] = never_fails
+    events: list[str] = field(default_factory=list)  # what the loop did, in order
+    plans: list[StepPlan] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        config = SchedulerConfig(
+            policy=self.policy,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=64,
+            max_chunk_tokens=self.chunk,
+        )
+        geometry = BlockGeometry(num_blocks=self.num_blocks, block_size=self.block_size, shareable=True)
+        self.scheduler = self.module.Scheduler(
+            config, build_policy(config), geometry, prefix_caching=self.prefix_caching
+        )
+        self.executor = ToyExecutor(self.block_size, self.fails)
+        pipeline = import_module("weft.inference.pipeline")  # the planted one, if one is planted
+        self.pipeline = pipeline.Pipeline(self.scheduler, self, overlap=self.overlap)
+
+    def add(self, request_id: str, prompt: Sequence[int], max_tokens: int, stop: frozenset[int] = frozenset()) -> None:
+        self.requests[request_id] = request = Request(
+            request_id=request_id,
+            token_ids=list(prompt),
+            num_prompt_tokens=len(prompt),
+            params=SamplingParams(temperature=0),
+            seed=0,
+            stop_token_ids=stop,
+            max_len=len(prompt) + max_tokens,
+        )
+        self.expected[request_id] = sequential(prompt, max_tokens, stop)
+        self.said[request_id] = []
+        self.scheduler.add(request)
+
+    def execute(self, plan: StepPlan) -> "BenchHandle":
+        """As a runner does."""
+        assert sum(plan.num_new_tokens) > 0, "a step computes nothing"
+        for request_id, count, sampled in zip(plan.request_ids, plan.num_new_tokens, plan.num_logit_rows, strict=True):
+            request = self.requests[request_id]
+            known = request.num_tokens + request.num_unread_tokens - sampled
+            assert request.num_computed_tokens <= known, "more is computed than there is"
+            self.computed[request_id] = self.computed.get(request_id, 0) + count
+        self.preempted += plan.preempted_ids
+        self.plans.append(plan)
+        self.events.append(f"execute {len(self.plans)}")
+        return BenchHandle(self, len(self.plans), self.executor.execute(plan))
+
+    def step(self) -> list[StepOutput]:
+        outputs: list[StepOutput] = self.pipeline.step()
+        for output in outputs:
+            self.said[output.request_id] += output.new_token_ids
+            request = self.requests[output.request_id]
+            assert request.num_tokens == request.num_prompt_tokens + len(self.said[output.request_id])
+        self.scheduler._allocator.check()
+        return outputs
+
+    def run(self) -> "Bench":
+        for _ in range(1000):
+            if not self.scheduler.has_requests:
+                break
+            self.step()
+        assert self.said == self.expected
+        self.scheduler.check_idle()
+        return self
+
+
+@dataclass(frozen=True)
+class BenchHandle:
+    bench: Bench
+    number: int
+    sampled: list[list[int]]
+
+    def tokens(self) -> list[list[int]]:
+        self.bench.events.append(f"read {self.number}")
+        return self.sampled
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A report, the law that sees it, and the fault as replacements (module, what stands there, what is put there)."""
+
+    report: str
+    law: Callable[[ModuleType], None]
+    edits: tuple[tuple[str, str, str], ...]
+
+
+def fault(report: str, law: Callable[[ModuleType], None], *edits: tuple[str, str, str]) -> Fault:
+    return Fault(report, law, edits)
+
+
+@contextmanager
+def planted(edits: Sequence[tuple[str, str, str]]) -> Iterator[ModuleType]:
+    """The scheduler's module with the edits made to it and to what it imports; nobody else sees them."""
+    names = ("block_allocator", "prefix_cache", "scheduler", "pipeline")
+    full = {name: f"weft.inference.{name}" for name in names}
+    real = {name: import_module(full[name]) for name in names}
+    try:
+        for name in names:  # in this order each finds the ones before
+            path = Path(str(real[name].__file__))
+            source = path.read_text()
+            for _, old, new in (edit for edit in edits if edit[0] == name):
+                assert source.count(old) == 1, f"{path.name} holds {source.count(old)} times: {old!r}"
+                source = source.replace(old, new)
+            module = ModuleType(full[name])
+            module.__file__ = str(path)
+            sys.modules[full[name]] = module
+            exec(compile(source, str(path), "exec"), module.__dict__)
+        yield sys.modules[full["scheduler"]]
+    finally:
+        sys.modules |= {full[name]: module for name, module in real.items()}

@@ -1,0 +1,67 @@
+"""The loop of an engine: plan, execute, read. With overlap a step is read when the next one has been launched.
+
+Plain Python: knows neither what a step computes nor where it runs.
+
+    no overlap   plan 1  execute 1  read 1  plan 2  execute 2  read 2
+    overlap      plan 1  execute 1          plan 2  execute 2  read 1  plan 3  execute 3  read 2
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from weft.inference.plan import StepPlan
+from weft.inference.scheduler import Scheduler, StepOutput
+
+
+@runtime_checkable
+class Handle(Protocol):
+    def tokens(self) -> Sequence[Sequence[int]]:
+        """For each request of the plan what it sampled; waits for the step to end."""
+        ...
+
+
+@runtime_checkable
+class Runner(Protocol):
+    def execute(self, plan: StepPlan) -> Handle:
+        """Launch a step; everything launched later happens on the device after it."""
+        ...
+
+
+class _Launched(NamedTuple):
+    plan: StepPlan
+    handle: Handle
+
+
+class Pipeline:
+    """Takes steps. overlap: plan and launch a step while the one before is under way."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, *, overlap: bool) -> None:
+        self.overlap = overlap
+        self._scheduler = scheduler
+        self._runner = runner
+        self._unread: _Launched | None = None  # at most one, and only with overlap
+
+    def step(self) -> list[StepOutput]:
+        """What each request gained in the step that was read; nothing if none was, as in the first one with overlap.
+
+        If it raises, every request is still there and the next step goes on from the tokens given out so far.
+        """
+        if not self._scheduler.has_requests:
+            return []  # of a step that is still unread nobody wants a token: the next one to be read drops them
+        try:
+            launched = self._launch()
+            if self.overlap:
+                launched, self._unread = self._unread, launched
+            outputs = [] if launched is None else self._scheduler.update(launched.plan, launched.handle.tokens())
+        except BaseException:
+            self._unread = None
+            self._scheduler.restart()
+            raise
+        if not self._scheduler.has_requests:
+            self._scheduler.check_idle()
+        return outputs
+
+    def _launch(self) -> _Launched | None:
+        """The next step, or None if nothing can be done before the one under way is read."""
+        plan = self._scheduler.schedule()
+        return _Launched(plan, self._runner.execute(plan)) if plan.request_ids else None
