@@ -25,6 +25,7 @@ class CacheWatch:
         # The last token of an answer is never read back, so it is not cached.
         self._last = {str(place): job.num_tokens - 1 for place, job in enumerate(workload.jobs)}
         self._held: dict[str, int] = {}
+        self._ending: set[str] = set()
 
     def attach(self, engine: Engine) -> None:
         """Look at this engine's allocator; an observer has to exist before its engine does."""
@@ -41,9 +42,14 @@ class CacheWatch:
             self.peak_blocks = blocks
             self.peak_tokens = sum(self._held.values())
             self.peak_requests = len(self._held)
-        for request_id in plan.request_ids:
-            if self._held[request_id] >= self._last[request_id]:
-                del self._held[request_id]  # this step ends it
+        ended = {request_id for request_id in plan.request_ids if self._held[request_id] >= self._last[request_id]}
+        # With overlap they keep their blocks until their last token is read, after the next step is launched.
+        for request_id in self._ending if self._overlaps() else ended:
+            del self._held[request_id]
+        self._ending = ended
+
+    def _overlaps(self) -> bool:
+        return self._engine is not None and self._engine.overlaps
 
     def _owned_blocks(self) -> int:
         assert self._engine is not None, "attach the engine before its first step"

@@ -203,14 +203,23 @@ def scenes(draw: st.DrawFn) -> tuple[list[Job], Setting]:
     return jobs, setting
 
 
-@given(scenes())
-def test_overlap_never_changes_output(scene: tuple[list[Job], Setting]) -> None:
-    jobs, setting = scene
+def check(jobs: Sequence[Job], setting: Setting) -> None:
     right = [alone(job) for job in jobs]
     for answer in right:
         event(f"ends by {answer.finish_reason}")
     assert serve(jobs, setting, overlap=False) == right
     assert serve(jobs, setting, overlap=True) == right
+
+
+@given(scenes())
+def test_overlap_never_changes_output(scene: tuple[list[Job], Setting]) -> None:
+    check(*scene)
+
+
+@pytest.mark.nightly
+@given(scenes())
+def test_overlap_never_changes_output_at_night(scene: tuple[list[Job], Setting]) -> None:
+    check(*scene)
 
 
 PROMPTS = {"a": [10, 11, 12], "b": [20, 21, 22, 23, 24], "c": [30], "d": [20, 21, 22, 23, 25]}
@@ -248,7 +257,8 @@ def test_overlap_never_changes_what_a_real_engine_says(build: Build, num_blocks:
 
 
 def test_generate_says_the_same_with_overlap(tiny_llama: Path) -> None:
-    prompts, params = list(PROMPTS.values()), SamplingParams(temperature=0, max_tokens=12)
+    prompts = list(PROMPTS.values())
+    params = [SamplingParams(temperature=0, max_tokens=max_tokens) for max_tokens in (1, 12, 2, 12)]
     said = []
     for overlap in (False, True):
         llm = LLM(str(tiny_llama), device="cpu", skip_tokenizer_init=True, max_num_seqs=2, overlap=overlap)

@@ -55,6 +55,31 @@ def whoever_ends_by_length_computes_no_token_too_many(module: ModuleType) -> Non
         assert bench.computed["a"] == len(X) + max_tokens - 1
 
 
+def nobody_is_served_twice_in_a_step(module: ModuleType) -> None:
+    """Chunks that leave one token: within its plan such a prompt must not look like a stream yet."""
+    bench = bench_of(module, policy="prefill_first", chunk=3)
+    for name in ("a", "b"):
+        bench.add(name, X[:7], 4)
+    bench.run()
+    assert [plan.num_new_tokens for plan in bench.plans][:3] == [(3, 3), (3, 3), (1, 1)]
+
+
+def whoever_leaves_is_charged_for_every_token(module: ModuleType) -> None:
+    bench = bench_of(module, policy="fair")
+    bench.add("ann", [1, 2, 3], 5)
+    bench.add("bob", [4], 30)
+    for name, request in bench.requests.items():
+        request.user = name
+    served: dict[str, int] = {}
+    while bench.scheduler.has_requests:
+        bench.step()
+        served = bench.scheduler._policy._served
+        if "ann" not in bench.scheduler:
+            break
+    assert served["ann"] == 3 + 2 * 5
+    bench.run()
+
+
 def unread_tokens_count(module: ModuleType) -> None:
     bench = bench_of(module)
     bench.add("a", X, 6)
@@ -195,6 +220,16 @@ FAULTS = [
         ("scheduler", "end = len(request.token_ids) + request.num_unread_tokens\n", "end = len(request.token_ids)\n"),
     ),
     fault(
+        "what a plan gives counts while the plan is being made",
+        nobody_is_served_twice_in_a_step,
+        (
+            "scheduler",
+            "            left -= count\n",
+            "            left -= count\n            request.num_computed_tokens = end\n",
+        ),
+        ("scheduler", "            request.num_computed_tokens += count\n", ""),
+    ),
+    fault(
         "a request that awaits its last token is served again",
         whoever_ends_by_length_computes_no_token_too_many,
         ("scheduler", "+ unread >= request.max_len", "+ unread > request.max_len"),
@@ -203,6 +238,11 @@ FAULTS = [
         "a request is taken for ended a token early",
         whoever_ends_by_length_computes_no_token_too_many,
         ("scheduler", "+ unread >= request.max_len", "+ unread + 1 >= request.max_len"),
+    ),
+    fault(
+        "a last token that nobody has read yet is not charged",
+        whoever_leaves_is_charged_for_every_token,
+        ("policies.fair", "request.num_tokens + request.num_unread_tokens", "request.num_tokens"),
     ),
     fault(
         "blocks are shared as soon as they are planned",

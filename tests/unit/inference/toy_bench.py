@@ -130,7 +130,7 @@ def fault(report: str, law: Callable[[ModuleType], None], *edits: tuple[str, str
 @contextmanager
 def planted(edits: Sequence[tuple[str, str, str]]) -> Iterator[ModuleType]:
     """The scheduler's module with the edits made to it and to what it imports; nobody else sees them."""
-    names = ("block_allocator", "prefix_cache", "scheduler", "pipeline")
+    names = ("block_allocator", "prefix_cache", "policies.fair", "scheduler", "pipeline")
     full = {name: f"weft.inference.{name}" for name in names}
     real = {name: import_module(full[name]) for name in names}
     try:
