@@ -5,7 +5,16 @@ from torch import Tensor
 from tests.kernels.accuracy import SINGLE, assert_by_the_rule, assert_within
 from weft.errors import KernelError
 from weft.kernels.add_norm import add_norm
-from weft.kernels.few_rows_gemm import few_rows_gemm, reference
+from weft.kernels.few_rows_gemm import (
+    CANDIDATES,
+    MOST_SPLITS,
+    candidates,
+    few_rows_gemm,
+    reference,
+    split_choices,
+    splits_of,
+)
+from weft.kernels.specialisation import SHARED_MEMORY_BYTES
 
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 
@@ -60,6 +69,41 @@ def test_planes_go_into_the_next_norm(device: torch.device) -> None:
     planes = few_rows_gemm(x.to(device), weight.to(device), splits=4)
     total, _ = add_norm(planes, residual.to(device), torch.ones(40, device=device), 1e-5)
     torch.testing.assert_close(total.cpu(), residual + x @ weight.T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("swiglu", [False, True])
+@pytest.mark.parametrize("count", [8, 33])
+def test_every_candidate_gives_the_products(count: int, swiglu: bool, device: torch.device) -> None:
+    x, weight = torch.randn(count, 328).half(), (torch.randn(140, 328) * 328**-0.5).half()
+    exact = reference(x.double(), weight.double(), swiglu=swiglu)
+    for tile in candidates(count, 2, swiglu=swiglu):
+        found = few_rows_gemm(x.to(device), weight.to(device), swiglu=swiglu, tile=tile).cpu()
+        assert_within(found, exact, roundings(x, weight, swiglu=swiglu))
+
+
+def test_every_number_of_parts_gives_the_products(device: torch.device) -> None:
+    x, weight = torch.randn(3, 4096).half(), (torch.randn(24, 4096) * 2**-6).half()
+    exact, inside = reference(x.double(), weight.double()), roundings(x, weight)
+    assert split_choices(4096)[-1] == MOST_SPLITS
+    for splits in split_choices(4096):
+        planes = few_rows_gemm(x.to(device), weight.to(device), splits=splits).cpu()
+        assert planes.shape[0] == splits
+        assert_within(planes.sum(0).half(), exact, inside)
+
+
+@pytest.mark.parametrize("count", [8, 16, 32, 64])
+def test_candidates_fit_and_the_default_is_always_among_them(count: int) -> None:
+    for itemsize, swiglu in ((2, False), (2, True), (4, True)):
+        found = candidates(count, itemsize, swiglu=swiglu)
+        assert found[0] == CANDIDATES[itemsize][0]
+        for tile in found:
+            rows = (2 if swiglu else 1) * tile.block_n + count
+            assert rows * tile.block_k * tile.num_stages * itemsize < SHARED_MEMORY_BYTES[90]
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(1024, 2816), (2048, 2048), (2048, 8192), (4096, 14_336), (16, 64)])
+def test_a_usual_number_of_parts_is_among_those_worth_timing(outer: int, inner: int) -> None:
+    assert splits_of(outer, inner) in split_choices(inner)
 
 
 @pytest.mark.parametrize("splits", [None, 2])
