@@ -78,6 +78,12 @@ def test_errors_of_many_steps_stay_within_torchs(dtype: torch.dtype, device: tor
     assert_many_by_the_rule(lambda step: decode(step, step.pool.clone(), split=64), steps)
 
 
+def test_errors_of_the_widest_heads_under_a_soft_cap_stay_within_torchs(device: torch.device) -> None:
+    options: dict[str, Any] = {"heads": (4, 1), "head_dim": 256, "soft_cap": 30.0}
+    steps = [make_step((60, 75, 90, 130), (1,) * 4, device=device, **options) for _ in range(3)]
+    assert_many_by_the_rule(lambda step: decode(step, step.pool.clone(), split=64), steps)
+
+
 @pytest.mark.parametrize("block_size", [1, 8, 16, 24, 32, 64, 128])
 def test_any_block_size(block_size: int, device: torch.device) -> None:
     lengths = tuple(sorted({max(1, block_size - 1), block_size, block_size + 1, 40}))
