@@ -4,6 +4,7 @@ Rows are given out as they are measured: whoever is stopped half-way keeps what 
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -101,7 +102,7 @@ class SuiteRun:
             return
         system = ready.built
         self._versions[name] = system.version
-        yield self._ready_row(row.by(name, system.version), ready)
+        yield from self._ready_rows(row.by(name, system.version), ready)
         try:
             for case in self._suite.cases:
                 row = self._row(name, case)
@@ -117,6 +118,7 @@ class SuiteRun:
         stage = f"{self._suite.name}, {case.in_flight} in flight, {name}"
         system.run(warm_up, self._progress(f"{stage}, warm-up", len(warm_up.jobs)))
         runs = self._outcomes[name].setdefault(case, [])
+        steps = system.engine.num_steps if isinstance(system, WeftSystem) else {}
         for repetition in range(1, self._settings.repetitions + 1):
             advance = self._progress(f"{stage}, run {repetition}", len(workload.jobs))
             runs.append(system.run(workload, advance))
@@ -125,6 +127,11 @@ class SuiteRun:
             del self._outcomes[name][case]
             yield row.of("requests answered in full", [0], f"of {len(workload.jobs)}", notes="so there is no speed")
             return
+        if isinstance(system, WeftSystem):
+            taken = Counter(system.engine.num_steps)
+            taken.subtract(steps)
+            without = taken.total() - taken["graph"]
+            yield row.of("steps without a graph", [without], f"of {taken.total():,}", notes="of all repetitions")
         peer = self._peers.get(case) if name == SUBJECT else None
         yield from best_rows_of(runs, row, {} if peer is None else {FIRST_TOKEN: peer.first_target})
         if peer is not None:
@@ -154,16 +161,21 @@ class SuiteRun:
         target = None if peer is None else peer.huggingface_target
         yield row.of(f"tokens/s over {PEER}", [ratio], "x", target=target, notes=self._cap_note(case))
 
-    def _ready_row(self, row: Row, ready: Ready[System]) -> Row:
+    def _ready_rows(self, row: Row, ready: Ready[System]) -> Iterator[Row]:
+        """How long loading took, and weft's parts of it."""
         targets = READY_S.get(row.model) if row.system == SUBJECT and self._model.device.type == "cuda" else None
         notes = ["random weights drawn on the device, not read from a file"]
         if ready.compiled:
-            notes.append(f"Triton compiled {ready.compiled} kernels meanwhile")
+            notes.append(f"Triton compiled {ready.compiled} kernels for {row.system} meanwhile")
+        parts: Mapping[str, float] = {}
         if isinstance(ready.built, WeftSystem):
             notes.append(ready.built.engine.description)
+            parts = ready.built.engine.startup_seconds
         target = None if targets is None else targets[1 if ready.compiled else 0]
         logger.info("%s ready after %.1f s", row.system, ready.seconds)
-        return row.of("until ready", [ready.seconds], "s", target=target, notes="; ".join(notes))
+        yield row.of("until ready", [ready.seconds], "s", target=target, notes="; ".join(notes))
+        for part, seconds in parts.items():
+            yield row.of(f"until ready, {part}", [seconds], "s")
 
     def _row(self, name: str, case: Case | None) -> Row:
         """`case` None: of the suite as a whole."""

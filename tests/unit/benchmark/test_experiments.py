@@ -31,6 +31,16 @@ SMALL: dict[str, dict[str, Any]] = {
         "steps": 5,
         "repetitions": 2,
     },
+    "ladder": {
+        "shape": "llama-tiny",
+        "device": "cpu",
+        "dtype": "float32",
+        "in_flight": "1",
+        "rungs": "1,4",
+        "repetitions": 1,
+        "slow_requests": 2,
+    },
+    "plan": {"shape": "llama-tiny", "max_num_seqs": 128},
     "scheduler": {"pools": "64,256", "running": 8, "waiting": 32, "steps": 5, "lookup_tokens": 64, "block_size": 4},
 }
 
@@ -200,7 +210,7 @@ def test_the_command_prints_a_table_and_appends_rows(
     name: str, tiny_model: str, json_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft.benchmark.provenance.calibrate", lambda device: {"copy_gb_per_s": 1.0})
-    model = {} if name in ("scheduler", "steps") else {"model": tiny_model}
+    model = {} if name in ("ladder", "plan", "scheduler", "steps") else {"model": tiny_model}
     given = SMALL[name] | model | ({"systems": "weft"} if name == "offline" else {})
     arguments = [part for key, value in given.items() for part in (f"--{key.replace('_', '-')}", str(value))]
     assert main(["bench", name, *arguments, "--json", str(json_file)]) == 0

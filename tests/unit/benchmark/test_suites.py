@@ -133,7 +133,10 @@ def test_a_suite_runs_end_to_end_and_both_say_the_same() -> None:
         assert mine["tokens/s over hf_static"].value == pytest.approx(ratio)
         assert mine["output tokens"].repetitions == 2
         assert mine["output tokens"].spread is not None
-    assert metrics(rows, "weft")["until ready"].value > 0
+        assert mine["steps without a graph"].value >= 2 * 3 * requests / width, "on a CPU no step has one"
+    whole = metrics(rows, "weft")
+    parts = [row.value for metric, row in whole.items() if metric.startswith("until ready, ")]
+    assert 0 < sum(parts) < whole["until ready"].value
     assert not any("vLLM" in row.metric for row in rows), "no published figure is about the tiny shape"
     assert {row.system_version for row in rows if row.system == "hf_static"} != {""}
 

@@ -1,0 +1,99 @@
+"""Climbs the ladder: an engine a rung, the same workloads on each, and how many times the rung below it is as fast."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from weft.benchmark.measure import Outcome, best_of, best_rows_of
+from weft.benchmark.progress import Progress
+from weft.benchmark.readiness import release_memory
+from weft.benchmark.row import Row, Target
+from weft.benchmark.rungs import Rung
+from weft.benchmark.served_model import ServedModel
+from weft.benchmark.suites import MAX_MODEL_LEN, Case
+from weft.benchmark.systems.weft import WeftSystem
+from weft.benchmark.workload import num_equal
+from weft.errors import WeftError
+
+logger = logging.getLogger("weft")
+
+_NOTE = "closed loop, prefill included; the better repetition; one warm-up of the same width left out"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Climb:
+    """slow_requests: most that a slow rung answers of a case; None: all.   engine: over every rung's own options."""
+
+    model: ServedModel
+    cases: tuple[Case, ...]
+    seed: int
+    repetitions: int
+    slow_requests: int | None
+    engine: Mapping[str, Any]
+
+    def rows(self, rungs: Sequence[Rung], progress: Progress) -> Iterator[Row]:
+        """What a rung cannot run has a row that says why; the next is then compared with the last that did."""
+        below: dict[Case, tuple[str, Outcome]] = {}
+        for rung in rungs:
+            try:
+                yield from self._rung(rung, below, progress)
+            except (WeftError, torch.OutOfMemoryError) as error:
+                reason = str(error).split("\n", maxsplit=1)[0]
+                logger.warning("%s: not measured: %s", rung.name, reason)
+                for case in self.cases:
+                    yield self._row(rung, case).of("not measured", [0], "", notes=f"{rung.name}: {reason}")
+            release_memory()
+
+    def _rung(self, rung: Rung, below: dict[Case, tuple[str, Outcome]], progress: Progress) -> Iterator[Row]:
+        widest = max(self.cases, key=lambda case: case.in_flight)
+        room = widest.workload(vocab_size=self.model.vocab_size, seed=self.seed)
+        options = {"max_model_len": MAX_MODEL_LEN, **rung.options, **self.engine}
+        system = WeftSystem(self.model, room, closed_loop=True, **options)
+        repetitions = 1 if rung.slow else self.repetitions
+        for case in self.cases:
+            whole = case.workload(vocab_size=self.model.vocab_size, seed=self.seed)
+            workload = replace(whole, jobs=whole.jobs[: self._requests(rung, case)])
+            stage = f"{case.in_flight} in flight, {rung.name}"
+            warm_up = workload.warm_up(4)
+            system.run(warm_up, progress(f"{stage}, warm-up", len(warm_up.jobs)))
+            runs = []
+            for repetition in range(1, repetitions + 1):
+                runs.append(system.run(workload, progress(f"{stage}, run {repetition}", len(workload.jobs))))
+                logger.info("%s, run %d: %.1f tokens/s", stage, repetition, runs[-1].tokens_per_second)
+            row, best = self._row(rung, case), best_of(runs)
+            yield from best_rows_of(runs, row, {})
+            if case in below:
+                yield from _over(row, best, *below[case])
+            below[case] = rung.name, best
+        system.close()
+
+    def _requests(self, rung: Rung, case: Case) -> int:
+        most = [case.requests]
+        if rung.slow and self.slow_requests is not None:
+            most.append(max(self.slow_requests, case.in_flight))
+        if rung.most is not None:
+            most.append(rung.most)
+        return min(most)
+
+    def _row(self, rung: Rung, case: Case) -> Row:
+        answered = self._requests(rung, case)
+        notes = [_NOTE, ", ".join(f"{name}={value}" for name, value in self.engine.items())]
+        if answered < case.requests:
+            notes.append(f"{rung.name}: the first {answered} of {case.requests} requests")
+        row = self.model.row("ladder", case=str(case), seed=self.seed, notes="; ".join(filter(None, notes)))
+        return row.by(f"weft {rung.name}", WeftSystem.version)
+
+
+def _over(row: Row, best: Outcome, name: str, below: Outcome) -> list[Row]:
+    """Equal answers first: in float32 a rung that says anything else has no factor."""
+    shared = min(len(best.answers), len(below.answers))
+    equal = num_equal(best.token_ids[:shared], below.token_ids[:shared])
+    exact = Target(relation="==", value=shared) if row.dtype == "float32" else None
+    rows = [row.of("requests equal to the rung below", [equal], f"of {shared}", target=exact)]
+    if exact is None or equal == shared:
+        factor = best.tokens_per_second / below.tokens_per_second
+        rows.append(row.of("tokens/s over the rung below", [factor], "x", notes=f"over weft {name}"))
+    return rows
