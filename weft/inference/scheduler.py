@@ -183,13 +183,14 @@ class Scheduler:
         step = self._under_way.popleft()
         assert step.plan is plan, "another step is to be read first"
         outputs: list[StepOutput] = []
-        give = outputs.append
+        give, make = outputs.append, tuple.__new__  # a NamedTuple's own constructor is Python, and a third of the loop
         size = self._geometry.block_size if self._caches_prefixes else None
         for request, new in zip(step.requests, tokens, strict=True):
             if request.has_ended:
                 continue
+            known = request.token_ids
             if new:
-                token, end = new[-1], len(request.token_ids)
+                token, end = new[-1], len(known)
                 if token < 0:  # what a failed step wrote is not to be read by anybody
                     give(self._end(request, (), "error"))
                     continue
@@ -200,11 +201,11 @@ class Scheduler:
                 self._publish(request, end)
             if token is None:
                 continue
-            request.token_ids.append(token)
+            known.append(token)
             request.num_unread_tokens -= 1
             ended = request.stop_after(token)
             if ended is None:
-                give(StepOutput(request.request_id, (token,), False, None, None, request.num_cached_tokens))
+                give(make(StepOutput, (request.request_id, (token,), False, None, None, request.num_cached_tokens)))
             else:
                 give(self._end(request, (token,), *ended))
         return outputs

@@ -259,8 +259,8 @@ FAULTS = [
         only_what_was_read_is_shared,
         (
             "scheduler",
-            "token, end = new[-1], len(request.token_ids)",
-            "token, end = new[-1], len(request.token_ids) + 1",
+            "token, end = new[-1], len(known)",
+            "token, end = new[-1], len(known) + 1",
         ),
         ("prefix_cache", '        assert len(tokens) == self._block_size, "only full blocks are shared"\n', ""),
     ),

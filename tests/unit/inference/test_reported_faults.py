@@ -249,7 +249,7 @@ FAULTS = [
     fault(
         "a token is appended twice",
         the_pool_says_nothing_about_the_output,
-        ("scheduler", "request.token_ids.append(token)", "request.token_ids += [token, token]"),
+        ("scheduler", "known.append(token)", "known += [token, token]"),
     ),
     fault(
         "a preempted request keeps its blocks in the plan",
