@@ -4,6 +4,8 @@ The slow kernel copies at its end: who does not wait reads what was there before
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from weft.kernels._jit import jit, launches_early, tl
 from weft.kernels.add_norm import add_norm
 from weft.kernels.few_rows_gemm import few_rows_gemm
 from weft.kernels.gemv import Norm, gemv
+from weft.kernels.paged import HeadRotation, NewTokens, PagedKeys, Scoring
+from weft.kernels.paged_decode import paged_decode
 from weft.kernels.sample import sample
 from weft.kernels.silu_multiply import silu_multiply
 
@@ -63,7 +67,45 @@ def consumers(device: torch.device) -> dict[str, Consumer]:
         "add_norm": lambda x: add_norm(x, x, weight, 1e-5)[1],
         "silu_multiply": silu_multiply,
         "sample": lambda x: sample(x, greedy, zeros, zeros),
+        **decodes(device),
     }
+
+
+def decodes(device: torch.device) -> dict[str, Consumer]:
+    """Paged decode of packed rows, with a program a head, with several and a merge, and with a launch for long ones."""
+    heads, kv_heads, head_dim, length = 4, 2, 128, 1000
+    pool = torch.randn(2, 1, ROWS * 16, 64, kv_heads, head_dim, device=device, dtype=torch.bfloat16)
+    tables = torch.arange(ROWS * 16, device=device).view(ROWS, 16)
+    lengths = torch.full((ROWS,), length, dtype=torch.int64, device=device)
+    paged = PagedKeys(
+        pool=pool,
+        layer=0,
+        block_tables=tables,
+        sequence_lengths=lengths,
+        query_starts=torch.arange(ROWS + 1, device=device),
+    )
+    angles = torch.randn(length, head_dim // 2, device=device, dtype=torch.bfloat16)
+    new = NewTokens(
+        positions=lengths - 1,
+        slots=tables[:, -1] * 64 + (length - 1) % 64,
+        rotation=HeadRotation(cos=angles.cos(), sin=angles.sin()),
+    )
+    scoring = Scoring(scale=head_dim**-0.5)
+    width = (heads + 2 * kv_heads) * head_dim
+    forms: dict[str, dict[str, Any]] = {
+        "paged decode, whole": {"programs": 1},
+        "paged decode, shared": {"programs": 64},
+        "paged decode, lent": {"programs": 64, "lend": True},
+    }
+    torch.cuda.synchronize()
+    return {
+        name: partial(_decode, paged=paged, scoring=scoring, new=new, num_query_heads=heads, width=width, **options)
+        for name, options in forms.items()
+    }
+
+
+def _decode(x: Tensor, *, paged: PagedKeys, scoring: Scoring, width: int, **options: Any) -> Tensor:
+    return paged_decode(x[:, :width], paged, scoring, **options)
 
 
 NAMES = (
@@ -74,6 +116,9 @@ NAMES = (
     "add_norm",
     "silu_multiply",
     "sample",
+    "paged decode, whole",
+    "paged decode, shared",
+    "paged decode, lent",
 )
 
 

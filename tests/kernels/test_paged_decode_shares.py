@@ -152,8 +152,9 @@ def test_a_launch_that_loses_its_last_run_is_convicted(device: torch.device, mon
 
 def test_who_lends_follows_from_shapes() -> None:
     room = LONG_ROOM
-    assert not lends(1, 64, room - 1), "equal lengths in a narrow table keep the plain form"
-    assert lends(1, 64, room)
-    assert lends(programs_of(16 * 8, 64), 16, room)
-    assert not lends(programs_of(8, 64), 1, room), "one request has the GPU to itself"
-    assert not lends(FEW, 4, room)
+    assert not lends(1, 64, room - 1, 128), "equal lengths in a narrow table keep the plain form"
+    assert lends(1, 64, room, 128)
+    assert not lends(1, 64, room, 64), "narrow heads are done before a second launch begins"
+    assert lends(programs_of(16 * 8, 64), 16, room, 128)
+    assert not lends(programs_of(8, 64), 1, room, 128), "one request has the GPU to itself"
+    assert not lends(FEW, 4, room, 128)

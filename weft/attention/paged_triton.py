@@ -15,10 +15,11 @@ from weft.attention.interface import AttentionSpec
 from weft.batch import Batch
 from weft.config import BlockGeometry, CacheConfig, Limits
 from weft.errors import ConfigError
-from weft.kernels._jit import HAS_TRITON, interpreting, runs_on
+from weft.kernels._jit import HAS_TRITON, cdiv, interpreting, runs_on
+from weft.kernels._paged_decode_tiles import by_shapes
 from weft.kernels.cache_write import rotate_and_write
 from weft.kernels.paged import HeadRotation, PagedKeys, Scoring, refusal
-from weft.kernels.paged_decode import NewTokens, paged_decode
+from weft.kernels.paged_decode import BLOCK_M, NewTokens, paged_decode
 from weft.kernels.paged_prefill import paged_prefill
 from weft.layers.heads import HeadTransform
 
@@ -59,7 +60,10 @@ class PagedTritonAttend:
                 qkv, positions, tables.slot_mapping, new.rotation, self._pool, layer, num_query_heads=count
             )
             attended = paged_prefill(query.flatten(1), paged, scoring, num_query_heads=count, skip_single=True)
-        return paged_decode(qkv, paged, scoring, num_query_heads=count, new=new, out=attended)
+        group = count // spec.num_kv_heads
+        tiles = spec.num_kv_heads * cdiv(group, BLOCK_M) * len(self._batch.sequence_lengths)
+        tile, split = by_shapes(tiles, group, self._pool.dtype, spec.head_dim, self._pool.shape[3])
+        return paged_decode(qkv, paged, scoring, num_query_heads=count, new=new, out=attended, tile=tile, split=split)
 
 
 def rotation_of(heads: HeadTransform) -> HeadRotation:

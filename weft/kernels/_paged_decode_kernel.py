@@ -91,8 +91,11 @@ def paged_decode_kernel(
     REQUESTS: tl.constexpr,
     AT_ONCE: tl.constexpr,
     EARLY: tl.constexpr,
+    FOLLOWS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    if EARLY and not FOLLOWS:  # a launch that follows the one with the parts has everything that came before that one
+        tl.extra.cuda.gdc_wait()
     group: tl.constexpr = H_Q // H_KV
     head_tiles: tl.constexpr = (group + BLOCK_M - 1) // BLOCK_M
     kv_head, head_tile = tl.program_id(0) // head_tiles, tl.program_id(0) % head_tiles
@@ -211,6 +214,8 @@ def paged_decode_kernel(
     part, log_sum = part_of(attended, maximum, total)
     if WHOLE:
         merged, _, merged_total = merge_step(part, log_sum, merged, merged_maximum, merged_total)
+        if EARLY and SHARES == 0:
+            tl.extra.cuda.gdc_launch_dependents()
         place = (token * H_Q + head[:, None]) * D + column[None, :]
         tl.store(out + place, mean_of(merged, merged_total).to(out.dtype.element_ty), mask=shown)
         if SHARES > 0 and EARLY:

@@ -13,6 +13,7 @@ from weft.kernels.paged import padded_head_dim
 PROGRAMS = 512  # two for each place that an H200's multiprocessors have for one
 
 FEW = 16  # programs a head, which one alone would need to keep up with a batch
+LENDING_HEAD_DIM = 64  # up to here the second launch costs a batch of equals a third of its time
 LONG_ROOM = 8192  # tokens; a head of fewer takes one program no longer than a batch takes
 
 
@@ -54,6 +55,8 @@ CANDIDATES: dict[tuple[int, int], tuple[Tile, ...]] = {
 # Where a tile spans several blocks, each key has its own lookup, and one more stage hides it, if one program has a head
 # to itself. If several share it, four programs have to fit on a multiprocessor, or 512 of them take two turns.
 SPANNING = {(2, 128): Tile(block_n=32, num_warps=4, num_stages=4, most_registers=128)}
+# Heads that share no keys: see `by_shapes`.
+NARROW = {(2, 64): Tile(block_n=32, num_warps=1, num_stages=4)}
 # With a window, a cap, norms or rows that come rotated, four warps get a stack frame from Triton 3.6.
 CROWDED = {(2, 128): Tile(block_n=64, num_warps=8, num_stages=3)}
 
@@ -75,6 +78,21 @@ def candidates(
     return found
 
 
+def by_shapes(heads: int, group: int, dtype: torch.dtype, head_dim: int, block_size: int) -> tuple[Tile | None, int]:
+    """The tile (None: the default) and the keys a split that are fastest for so many heads, whatever that does to bits.
+
+    Few heads leave programs idle unless their keys are cut finer. Heads that share no keys fill one row of sixteen in a
+    tile, so that loads are all it does: one warp does them with less waiting.
+
+    heads: tiles of query heads times requests.   group: query heads that share keys.
+    """
+    split = 64 if heads <= 16 else 128 if heads <= 128 else 256
+    narrow = NARROW.get((dtype.itemsize, head_dim))
+    if group == 1 and narrow is not None and heads >= 128 and block_size % narrow.block_n == 0:
+        return narrow, split
+    return None, split
+
+
 def programs_of(heads: int, num_parts: int, programs: int = PROGRAMS) -> int:
     """Programs that share one head's splits, by shapes alone: few heads need many, and 512 heads none but their own.
 
@@ -83,9 +101,9 @@ def programs_of(heads: int, num_parts: int, programs: int = PROGRAMS) -> int:
     return max(1, min(num_parts, programs // max(heads, 1)))
 
 
-def lends(sharing: int, batch: int, room: int) -> bool:
+def lends(sharing: int, batch: int, room: int, head_dim: int) -> bool:
     """Whether a long request gets programs that the batch-mates' heads do not need: where there is room for one.
 
     sharing: programs that each head of each request has anyway.   room: tokens that a row of the table has blocks for.
     """
-    return batch > 1 and sharing < FEW and room >= LONG_ROOM
+    return batch > 1 and sharing < FEW and room >= LONG_ROOM and head_dim > LENDING_HEAD_DIM

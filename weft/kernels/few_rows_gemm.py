@@ -56,6 +56,10 @@ CANDIDATES: dict[int, tuple[Tile, ...]] = {
 MODEST = Tile(block_n=64, block_k=64, num_warps=4, num_stages=3)
 
 
+# With 64 rows of x a tile reads as much of x as of the matrix: in a matrix of many rows wider ones read it less often.
+WIDE = Tile(block_n=128, block_k=128, num_warps=4, num_stages=2)
+_TALL = 16_384
+
 _SHARED_BYTES = 200 * 1024  # for tiles on their way; results take some of the rest of Hopper's 227 KiB
 
 
@@ -182,7 +186,8 @@ def few_rows_gemm(
         return out
     if tile is None:
         lean = x.element_size() == 2 and capability(x.device) not in (90, 100)
-        tile = MODEST if lean else CANDIDATES[x.element_size()][0]
+        tall = width >= _TALL and x.element_size() == 2 and not swiglu and block_t_of(count) == 64
+        tile = MODEST if lean else WIDE if tall else CANDIDATES[x.element_size()][0]
     block_t = block_t_of(count)
     part = cdiv(cdiv(inner, planes), tile.block_k) * tile.block_k
     _kernel[(cdiv(width, tile.block_n), planes, cdiv(count, block_t))](
@@ -239,6 +244,7 @@ def _specialisation(
 _DEFAULT, *_OTHERS = CANDIDATES[2]
 SPECIALISATIONS = (
     *(_specialisation("bf16", block_t, _DEFAULT, swiglu=swiglu) for block_t in (16, 64) for swiglu in (False, True)),
+    _specialisation("bf16", 64, WIDE, swiglu=False),
     _specialisation("fp32", 16, CANDIDATES[4][0], swiglu=True),
     _specialisation("bf16", 32, MODEST, swiglu=True, early=False),
     _specialisation("fp32", 16, CANDIDATES[4][0], swiglu=True, early=False),
@@ -247,6 +253,6 @@ SPECIALISATIONS = (
         for tile in _OTHERS
         for block_t in (16, 64)
         for swiglu in (False, True)
-        if tile in candidates(block_t, 2, swiglu=swiglu)
+        if tile in candidates(block_t, 2, swiglu=swiglu) and (tile, block_t, swiglu) != (WIDE, 64, False)
     ),
 )

@@ -24,8 +24,8 @@ from weft.kernels.specialisation import Specialisation
 
 MOST_ROWS = 8
 MOST_COLUMNS = 16384  # rows of the matrix are held in registers
-_SET_BYTES = 8192  # of rows of the matrix that a program takes at least, if four rows have them
-_THREAD_BYTES = 64  # of them in a thread: four loads of 16 bytes on their way
+_SET_BYTES = 16_384  # of rows of the matrix that a program takes, if four rows have them
+_WARP_BYTES = 1024  # of each row in a warp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +57,11 @@ def tile_of(inner: int, itemsize: int, *, swiglu: bool) -> Tile:
     """By the length of a row alone, so that neither the batch nor the height of the matrix asks for another form.
 
     >>> tile_of(4096, 2, swiglu=False), tile_of(2048, 2, swiglu=True)
-    (Tile(block_n=1, num_warps=4), Tile(block_n=1, num_warps=4))
+    (Tile(block_n=2, num_warps=8), Tile(block_n=2, num_warps=4))
     """
-    row = _row_bytes(inner, itemsize, swiglu)
+    row = itemsize * _padded(inner)
     block_n = max(1, min(2 if swiglu else 4, _SET_BYTES // row))
-    return Tile(block_n=block_n, num_warps=max(1, min(16, block_n * row // (32 * _THREAD_BYTES))))
+    return Tile(block_n=block_n, num_warps=max(4, min(16, row // _WARP_BYTES)))
 
 
 def _row_bytes(inner: int, itemsize: int, swiglu: bool) -> int:

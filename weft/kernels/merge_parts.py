@@ -16,7 +16,7 @@ from weft.kernels._jit import cdiv, jit, launches_early, next_power_of_2, tl
 from weft.kernels.pieces import cut, mean_of, merge_step
 from weft.kernels.specialisation import Specialisation
 
-AT_ONCE = 64  # at most so many parts are loaded before the first of them is merged; changes no bit
+AT_ONCE = 16  # at most so many parts are loaded before the first of them is merged; changes no bit
 BLOCK_C = 32  # columns: one a thread
 
 
@@ -79,6 +79,8 @@ def _kernel(
             place = (start + part)[:, None] * D + column[None, :]
             values = tl.load(parts + place, mask=there[:, None] & inside, other=0.0)
             merged, maximum, total = merge_step(values, log_sum, merged, maximum, total)
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     place = out + (token * H_Q + head) * D + only[:, None] + column[None, :]
     tl.store(place, mean_of(merged, total).to(out.dtype.element_ty), mask=inside)
 

@@ -26,6 +26,7 @@ from weft.kernels._paged_decode_kernel import AT_ONCE, paged_decode_kernel
 from weft.kernels._paged_decode_tiles import (
     CANDIDATES,
     CROWDED,
+    NARROW,
     PROGRAMS,
     SPANNING,
     Tile,
@@ -45,7 +46,7 @@ from weft.kernels.paged import (
     check_scoring,
     padded_head_dim,
 )
-from weft.kernels.specialisation import CAPABILITIES, Specialisation
+from weft.kernels.specialisation import Specialisation
 
 BLOCK_M = 16  # the least a matrix instruction takes
 SPLIT = 256  # keys; a multiple for a sequence of more than MOST_SPLITS of them
@@ -102,7 +103,7 @@ def paged_decode(
     num_parts = max(1, min(MOST_SPLITS, cdiv(columns * block_size, split)))
     head_tiles = num_kv_heads * cdiv(num_query_heads // num_kv_heads, BLOCK_M)
     sharing = programs_of(head_tiles * batch, num_parts, programs)
-    lending = lends(sharing, batch, columns * block_size) if lend is None else lend and batch > 0
+    lending = lends(sharing, batch, columns * block_size, head_dim) if lend is None else lend and batch > 0
     rotation = None if new is None else new.rotation
     normed = rotation is not None and rotation.query_norm is not None
     crowded = new is None or normed or scoring.window is not None or scoring.soft_cap is not None
@@ -172,13 +173,14 @@ def paged_decode(
             SHARES=shares,
             REQUESTS=max(LEAST_REQUESTS, next_power_of_2(batch)),
             AT_ONCE=AT_ONCE,
-            EARLY=early and (shared or lending),
+            EARLY=early,
+            FOLLOWS=follows,
             PRECISION="ieee",
             num_warps=form.num_warps,
             num_stages=form.num_stages,
             enable_fp_fusion=False,
             **({"maxnreg": form.most_registers} if form.most_registers else {}),
-            **({"launch_pdl": True} if early and follows else {}),
+            **({"launch_pdl": True} if early else {}),
         )
 
     if lending:
@@ -214,13 +216,15 @@ def _specialisation(
     shares: int = 0,
     forced: bool = False,
 ) -> Specialisation:
+    follows = whole and shares > 0
     tensors = ("rows", "cos", "sin", "query_norm", "key_norm", "pool_keys", "pool_values", "out")
     integers = ("positions", "slots", "tables", "lengths", "query_starts")
     return Specialisation(
         name=f"{dtype}-D{head_dim}-P{block_size}-n{tile.block_n}w{tile.num_warps}s{tile.num_stages}"
         + ("-new" if new else "")
         + ("-masked" if masked else "")
-        + ("-whole" if whole else "-early" if early else "")
+        + ("-whole" if whole else "")
+        + ("-early" if early else "")
         + ("-shares" if shares else ""),
         kernel=paged_decode_kernel,
         signature={
@@ -251,12 +255,14 @@ def _specialisation(
             "REQUESTS": LEAST_REQUESTS,
             "AT_ONCE": AT_ONCE,
             "EARLY": early,
+            "FOLLOWS": follows,
             "PRECISION": "ieee",
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         aligned=frozenset({*tensors, *integers, "row_stride", "parts", "log_sums"}),
-        capabilities=(90,) if forced else (90, 100) if early and not whole else CAPABILITIES,
+        capabilities=(90,) if forced else (90, 100) if early else (80, 89),
+        waits=early and not follows,
         options={
             "enable_fp_fusion": False,
             **({"maxnreg": tile.most_registers} if tile.most_registers else {}),
@@ -273,7 +279,9 @@ SPECIALISATIONS = (
         for tile in tiles
         for whole in (True, False)
     ),
-    _specialisation("bf16", 128, CANDIDATES[2, 128][0], early=False),
+    *(_specialisation("bf16", 128, CANDIDATES[2, 128][0], whole=whole, early=False) for whole in (False, True)),
+    *(_specialisation("bf16", 64, CANDIDATES[2, 64][0], whole=whole, early=False) for whole in (False, True)),
+    *(_specialisation("bf16", 64, NARROW[2, 64], whole=whole) for whole in (False, True)),
     _specialisation("bf16", 128, CANDIDATES[2, 128][0], block_size=16),
     _specialisation("bf16", 128, SPANNING[2, 128], block_size=16, whole=True),
     *(
