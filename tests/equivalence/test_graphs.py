@@ -89,7 +89,7 @@ def settings() -> Iterator[dict[str, Any]]:
         yield dict(zip(FACTORS, values, strict=True))
 
 
-@pytest.mark.parametrize("setting", settings(), ids=lambda setting: "-".join(map(str, setting.values())))
+@pytest.mark.parametrize("setting", list(settings()), ids=lambda setting: "-".join(map(str, setting.values())))
 def test_how_a_step_reaches_the_device_changes_no_token(
     folder: Path, checkpoint: Checkpoint, references: list[Continuation], setting: dict[str, Any]
 ) -> None:

@@ -19,7 +19,7 @@ def test_the_plain_version_draws_the_engines_noise_to_the_bit() -> None:
     assert torch.equal(-torch.log(-torch.log(uniform)).float(), noise.gumbel(seeds, positions, 1000))
 
 
-@pytest.mark.parametrize("vocab_size", [1, 131, 4096, 4097, 9000])
+@pytest.mark.parametrize("vocab_size", [1, 131, 1024, 1025, 9000])
 def test_every_row_gets_the_token_that_plain_torch_gives_it(vocab_size: int, device: torch.device) -> None:
     seeds, positions = rows(6)
     logits = torch.randn(6, vocab_size + 5)[:, :vocab_size] * 3

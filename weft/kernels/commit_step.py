@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from weft.errors import KernelError
-from weft.kernels._jit import jit, runs_on, tl
+from weft.kernels._jit import early_launch, jit, runs_on, tl
 from weft.kernels.gather_step import StateTensors
 from weft.kernels.specialisation import Specialisation
 
@@ -50,7 +50,10 @@ def _kernel(
     log,
     most,
     entries,
+    EARLY: tl.constexpr,
 ):
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     request = tl.program_id(0)
     token = tl.load(sampled + request)
     entry = tl.load(num_steps) % entries
@@ -107,22 +110,26 @@ def commit_step(
             log.shape[1],
             len(log),
             num_warps=1,
+            **early_launch(rows.device),
         )
 
 
 _INTEGERS = ("state_tokens", "computed", "num_steps", "rows", "lengths", "sampled", "log")
-SPECIALISATIONS = (
+SPECIALISATIONS = tuple(
     Specialisation(
-        name="commit",
+        name="early" if early else "plain",
         kernel=_kernel,
         signature={
             **dict.fromkeys(_INTEGERS, "*i64"),
             **dict.fromkeys(("token_stride", "most_tokens", "scratch", "most", "entries"), "i32"),
             "keeps": "*i1",
         },
-        constants={},
+        constants={"EARLY": early},
         num_warps=1,
         num_stages=3,
         aligned=frozenset({*_INTEGERS, "token_stride", "most_tokens"}),
-    ),
+        capabilities=(90, 100) if early else (80, 89),
+        waits=early,
+    )
+    for early in (True, False)
 )

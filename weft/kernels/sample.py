@@ -14,7 +14,7 @@ from weft.errors import KernelError
 from weft.kernels._jit import cdiv, early_launch, jit, next_power_of_2, runs_on, tl
 from weft.kernels.specialisation import Specialisation
 
-BLOCK = 4096
+BLOCK = 1024
 _ROUNDS = 10
 
 
@@ -159,7 +159,7 @@ def sample(
             vocab_size,
             ROUNDS=_ROUNDS,
             BLOCK=BLOCK,
-            num_warps=8,
+            num_warps=4,
             enable_fp_fusion=False,
             **early,
         )
@@ -183,7 +183,7 @@ def _specialisations(dtype: str, *, early: bool) -> tuple[Specialisation, Specia
             "vocab_size": "i32",
         },
         constants={"ROUNDS": _ROUNDS, "BLOCK": BLOCK, "EARLY": early},
-        num_warps=8,
+        num_warps=4,
         num_stages=3,
         aligned=frozenset({"logits", "stride", "best", "winners", "vocab_size"}),
         capabilities=capabilities,
@@ -194,7 +194,7 @@ def _specialisations(dtype: str, *, early: bool) -> tuple[Specialisation, Specia
         name=f"last{name}",
         kernel=_last_kernel,
         signature={"best": "*fp32", "winners": "*i32", "tokens": "*i64", "chunks": "i32"},
-        constants={"CHUNKS": 64, "EARLY": early},
+        constants={"CHUNKS": 128, "EARLY": early},
         num_warps=1,
         num_stages=3,
         aligned=frozenset({"best", "winners", "tokens"}),
