@@ -118,6 +118,17 @@ def make_step(
     return step.to(dtype)
 
 
+def in_the_last_columns(lengths: tuple[int, ...], counts: tuple[int, ...], head_dim: int, device: torch.device) -> Step:
+    """Scores and values that live in the last eight columns of each head alone."""
+    step = make_step(lengths, counts, heads=(2, 1), head_dim=head_dim, magnitude=4.0, device=device)
+    pool, qkv = step.pool.clone(), step.qkv.clone()
+    pool[..., :-8] *= 0.0
+    qkv.view(len(qkv), -1, head_dim)[..., :-8] = 0.0
+    rotation = step.new.rotation  # turned by nothing, or half of each pair would leave the last columns
+    still = replace(rotation, cos=torch.ones_like(rotation.cos), sin=torch.zeros_like(rotation.sin))
+    return replace(step, pool=pool, qkv=qkv, new=replace(step.new, rotation=still))
+
+
 def truth(step: Step) -> tuple[Tensor, Tensor]:
     """Attended rows and the pool after the step, in float64 from the step's own (rounded) inputs."""
     return own_reference(step.to(torch.float64))

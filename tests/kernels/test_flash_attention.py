@@ -238,7 +238,7 @@ def wrong() -> Iterator[tuple[str, dict[str, object]]]:
     starts = torch.tensor([0, 2, 4], dtype=torch.int32)
     row, rows = {"query": q[0], "key": k[0], "value": k[0]}, {"query": q, "key": k, "value": k}
     yield "key is torch.float16", {**rows, "key": k.half()}
-    yield "dtype torch.float64", {name: tensor.double() for name, tensor in rows.items()}
+    yield "query is torch.float64", {name: tensor.double() for name, tensor in rows.items()}
     yield "4 query heads over 3 kv heads", {**rows, "key": torch.zeros(1, 4, 3, 16), "value": torch.zeros(1, 4, 3, 16)}
     yield "head dimension 257", {name: torch.zeros(1, 4, 2, 257) for name in rows}
     yield "head dimension 16 of query, 8 of key", {**rows, "key": k[..., :8], "value": k[..., :8]}

@@ -15,6 +15,7 @@ from tests.kernels.paged_step import (
     assert_many_by_the_rule,
     assert_pool_equals,
     decode,
+    in_the_last_columns,
     make_step,
     prefill,
     truth,
@@ -84,24 +85,13 @@ def test_errors_of_the_widest_heads_under_a_soft_cap_stay_within_torchs(device: 
     assert_many_by_the_rule(lambda step: decode(step, step.pool.clone(), split=64), steps)
 
 
-def _in_the_last_columns(head_dim: int, device: torch.device) -> Step:
-    """Scores and values that live in the last eight columns of each head alone."""
-    step = make_step((33, 5), (1, 1), heads=(2, 1), head_dim=head_dim, magnitude=4.0, device=device)
-    pool, qkv = step.pool.clone(), step.qkv.clone()
-    pool[..., :-8] *= 0.0
-    qkv.view(len(qkv), -1, head_dim)[..., :-8] = 0.0
-    rotation = step.new.rotation  # turned by nothing, or half of each pair would leave the last columns
-    still = replace(rotation, cos=torch.ones_like(rotation.cos), sin=torch.zeros_like(rotation.sin))
-    return replace(step, pool=pool, qkv=qkv, new=replace(step.new, rotation=still))
-
-
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 160, 256])
 def test_the_last_columns_count(head_dim: int, device: torch.device) -> None:
-    check(_in_the_last_columns(head_dim, device))
+    check(in_the_last_columns((33, 5), (1, 1), head_dim, device))
 
 
 def test_columns_that_are_left_out_are_convicted(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = _in_the_last_columns(80, device)
+    step = in_the_last_columns((33, 5), (1, 1), 80, device)
     monkeypatch.setattr(paged_decode, "padded_head_dim", lambda head_dim: 64)
     found = decode(step, step.pool.clone(), split=32, tile=paged_decode.Tile(block_n=16, num_warps=4, num_stages=2))
     with pytest.raises(AssertionError):

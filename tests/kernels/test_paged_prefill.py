@@ -14,6 +14,7 @@ from tests.kernels.paged_step import (
     assert_many_by_the_rule,
     assert_pool_equals,
     decode,
+    in_the_last_columns,
     make_step,
     prefill,
     truth,
@@ -71,6 +72,22 @@ def test_errors_of_many_steps_stay_within_torchs(dtype: torch.dtype, device: tor
         for option in options
     ]
     assert_many_by_the_rule(lambda step: prefill(step, step.pool.clone()), steps)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 160, 256])
+def test_the_last_columns_count(head_dim: int, device: torch.device) -> None:
+    check(in_the_last_columns((33, 5, 20), (17, 5, 1), head_dim, device))
+
+
+@pytest.mark.parametrize("head_dim", [80, 160])
+def test_columns_that_are_left_out_are_convicted(
+    head_dim: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = in_the_last_columns((33, 5, 20), (17, 5, 1), head_dim, device)
+    monkeypatch.setattr(paged_prefill, "padded_head_dim", lambda head_dim: 64)
+    found = prefill(step, step.pool.clone(), tile=SMALL)
+    with pytest.raises(AssertionError):
+        assert_attends(found, step)
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 24, 64])

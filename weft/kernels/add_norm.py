@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.errors import KernelError
-from weft.kernels._jit import early_launch, jit, next_power_of_2, runs_on, tl
+from weft.kernels._arguments import check_device, check_epsilon, check_floats
+from weft.kernels._jit import early_launch, jit, next_power_of_2, tl
 from weft.kernels.specialisation import Specialisation
 
 MOST_COLUMNS = 16384  # a row is held in registers
@@ -82,6 +83,10 @@ def add_norm(
     addend: rows in the weight's dtype, or float32 planes `[planes, T, E]` that are summed first.
     Raises: KernelError for shapes, dtypes and strides that do not fit.
     """
+    if addend.ndim not in (2, 3) or (addend.ndim == 3 and len(addend) == 0):
+        raise KernelError(f"addend has shape {tuple(addend.shape)}, not [T, E] or one plane [planes, T, E] at least")
+    check_floats("weight", weight)
+    check_epsilon("epsilon", epsilon)
     planes = addend.shape[0] if addend.ndim == 3 else 1
     count, columns = addend.shape[-2:]
     if weight.shape != (columns,) or not weight.is_contiguous():
@@ -95,11 +100,10 @@ def add_norm(
         raise KernelError(f"residual is {residual.dtype} {tuple(residual.shape)}, not {weight.dtype} {count, columns}")
     if addend.stride(-1) != 1 or (residual is not None and residual.stride(-1) != 1):
         raise KernelError("neighbours of a row must lie side by side in addend and residual")
-    if not runs_on(addend.device):
-        raise KernelError(f"addend lies on {addend.device}", hint="CUDA, or TRITON_INTERPRET=1 on a CPU")
+    check_device("addend", addend, others={"residual": residual, "weight": weight})
     total = torch.empty(count, columns, dtype=weight.dtype, device=addend.device)
     normed = torch.empty_like(total)
-    if count:
+    if count and columns:
         _kernel[(count,)](
             addend,
             addend.stride(0) if addend.ndim == 3 else 0,

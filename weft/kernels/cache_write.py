@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels._jit import cdiv, jit, tl
-from weft.kernels.paged import HeadRotation, check_indices, check_pool, check_rotation, check_rows, padded_head_dim
+from weft.kernels.paged import HeadRotation, NewTokens, check_new, check_pool, check_rows, padded_head_dim
 from weft.kernels.pieces import rotated
 from weft.kernels.specialisation import Specialisation
 
@@ -115,11 +115,9 @@ def rotate_and_write(
     """
     check_pool(pool, layer, num_query_heads)
     num_kv_heads, head_dim = pool.shape[4:]
-    count = qkv.shape[0]
     check_rows("qkv", qkv, (num_query_heads + 2 * num_kv_heads) * head_dim, pool)
-    check_indices("positions", positions, count)
-    check_indices("slots", slots, count)
-    check_rotation(rotation, pool)
+    count = len(qkv)
+    check_new(NewTokens(positions=positions, slots=slots, rotation=rotation), count, pool)
     query = torch.empty(count, num_query_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     if count == 0:
         return query

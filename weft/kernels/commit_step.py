@@ -9,8 +9,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from weft.errors import KernelError
-from weft.kernels._jit import early_launch, jit, runs_on, tl
-from weft.kernels.gather_step import StateTensors
+from weft.kernels._arguments import check_device, check_range, debugging
+from weft.kernels._jit import early_launch, jit, tl
+from weft.kernels.gather_step import StateTensors, check_state
 from weft.kernels.specialisation import Specialisation
 
 
@@ -79,8 +80,10 @@ def commit_step(
     sampled: -1 is logged as it is, and 0 kept in its place: a valid id until the host ends the request.
     keeps: whether a request's token is one; False for a chunk that stops short of its end.
     log: on the device, or pinned memory of the host.
-    Raises: KernelError for shapes and dtypes that do not fit.
+    Raises: KernelError for shapes, dtypes and devices that do not fit; with WEFT_DEBUG=1 also for rows and lengths that
+    do not exist.
     """
+    check_state(state)
     batch = len(rows)
     for name, tensor, dtype in (
         ("rows", rows, torch.int64),
@@ -90,10 +93,15 @@ def commit_step(
     ):
         if tensor.shape != (batch,) or tensor.dtype != dtype or not tensor.is_contiguous():
             raise KernelError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not a contiguous {dtype} [{batch}]")
-    if log.ndim != 2 or log.dtype != torch.int64 or not log.is_contiguous() or log.shape[1] < batch:
+    if log.ndim != 2 or log.dtype != torch.int64 or not log.is_contiguous() or log.shape[1] < batch or not len(log):
         raise KernelError(f"log is {log.dtype} {tuple(log.shape)}, not contiguous int64 with room for {batch} tokens")
-    if not runs_on(rows.device):
-        raise KernelError(f"rows lie on {rows.device}", hint="CUDA, or TRITON_INTERPRET=1 on a CPU")
+    beside = {"rows": rows, "sequence_lengths": sequence_lengths, "sampled": sampled, "keeps": keeps}
+    check_device("token_ids", state.token_ids, others=beside)
+    if log.device != rows.device and not (log.device.type == "cpu" and log.is_pinned()):
+        raise KernelError(f"log lies on {log.device} and rows on {rows.device}", hint="the same, or pinned memory")
+    if debugging():
+        check_range("rows", rows, 0, len(state.token_ids) - 1)
+        check_range("sequence_lengths", sequence_lengths, 0, state.token_ids.shape[1])
     if batch:
         _kernel[(batch,)](
             state.token_ids,

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.errors import KernelError
-from weft.kernels._jit import jit, runs_on, tl
+from weft.kernels._arguments import check_count, check_device, check_floats, check_range, debugging
+from weft.kernels._jit import jit, tl
 from weft.kernels.specialisation import Specialisation
 
 BLOCK = 4096
@@ -41,11 +42,11 @@ def _kernel(logits, stride, targets, losses, vocab_size, BLOCK: tl.constexpr, IG
         maximum = highest
     top = tl.max(maximum, 0)
     log_sum = tl.log(tl.sum(total * tl.exp(maximum - top), 0))  # apart from `top`, beside which it would be rounded
-    if target == IGNORED:
-        tl.store(losses + row, 0.0)
-    else:
-        tl.store(losses + row, top - tl.load(line + target).to(tl.float32) + log_sum)
-    factor = tl.where(target == IGNORED, 0.0, 1.0)  # scaled at the end: float16 keeps small weights
+    there = (target >= 0) & (target < vocab_size)
+    logit = tl.load(line + target, mask=there, other=float("nan")).to(tl.float32)
+    tl.store(losses + row, tl.where(target == IGNORED, 0.0, top - logit + log_sum))
+    # Scaled at the end: float16 keeps small weights.
+    factor = tl.where(target == IGNORED, 0.0, tl.where(there, 1.0, float("nan")))
     tl.debug_barrier()  # the target's logit is read before it is overwritten
     for start in range(0, vocab_size, BLOCK):
         token = start + tl.arange(0, BLOCK)
@@ -104,7 +105,9 @@ def cross_entropy(
     """Mean loss over rows whose target is not IGNORED (NaN if none counts), differentiable in `hidden` and `head`.
 
     chunk: rows whose logits exist at once.
-    Raises: KernelError for shapes and dtypes that do not fit.
+    Whether a target lies in the vocabulary is checked on a CPU, and on a GPU, where that waits for the device, only
+    with WEFT_DEBUG=1 in the environment; unchecked, such a target makes the loss and its row's gradient NaN.
+    Raises: KernelError for shapes, dtypes and devices that do not fit.
     """
     if hidden.ndim != 2 or head.ndim != 2 or hidden.shape[1] != head.shape[1] or hidden.dtype != head.dtype:
         raise KernelError(
@@ -113,10 +116,13 @@ def cross_entropy(
         )
     if targets.shape != hidden.shape[:1] or targets.dtype != torch.int64 or not targets.is_contiguous():
         raise KernelError(f"targets is {targets.dtype} {tuple(targets.shape)}, not contiguous int64 [{len(hidden)}]")
-    if chunk < 1:
-        raise KernelError(f"chunk={chunk} holds no row")
-    if not runs_on(hidden.device):
-        raise KernelError(f"hidden lies on {hidden.device}", hint="CUDA, or TRITON_INTERPRET=1 on a CPU")
+    check_count("chunk", chunk)
+    check_device("hidden", hidden, others={"head": head, "targets": targets})
+    check_floats("hidden", hidden)
+    if len(head) == 0:
+        raise KernelError(f"head has shape {tuple(head.shape)}: an empty vocabulary has no loss")
+    if targets.device.type != "cuda" or debugging():
+        check_range("targets", torch.where(targets == IGNORED, 0, targets), 0, len(head) - 1)
     loss: Tensor = _CrossEntropy.apply(hidden, head, targets, chunk)
     return loss
 

@@ -5,7 +5,6 @@ in which the tokens stand, and rounds once. So the gradient is the same bits in 
 those that pad a vocabulary, get zeros.
 """
 
-import os
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.errors import KernelError
+from weft.kernels._arguments import check_floats, debugging
 from weft.kernels._jit import HAS_TRITON, cdiv, jit, next_power_of_2, runs_on, tl
 from weft.kernels.specialisation import Specialisation
 
@@ -66,9 +66,12 @@ def embedding(weight: Float[Tensor, "V E"], token_ids: Int[Tensor, "T_total"]) -
         raise KernelError(f"token_ids is {token_ids.dtype} {tuple(token_ids.shape)}", hint="int32 or int64 [T_total]")
     if token_ids.device != weight.device:
         raise KernelError(f"token_ids lies on {token_ids.device}, weight on {weight.device}")
-    if token_ids.device.type != "cuda" or os.environ.get("WEFT_DEBUG") == "1":
+    if token_ids.device.type != "cuda" or debugging():
         _check_range(token_ids, weight.shape[0])
-    return _embedding(weight, token_ids) if runs_on(weight.device) else reference(weight, token_ids)
+    if not runs_on(weight.device):
+        return reference(weight, token_ids)
+    check_floats("weight", weight)
+    return _embedding(weight, token_ids)
 
 
 def _check_range(token_ids: Tensor, vocab_size: int) -> None:

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.errors import KernelError
-from weft.kernels._jit import TensorDescriptor, capability, cdiv, early_launch, jit, next_power_of_2, runs_on, tl
+from weft.kernels._arguments import check_count, check_device, check_floats, check_size
+from weft.kernels._jit import TensorDescriptor, capability, cdiv, early_launch, jit, next_power_of_2, tl
 from weft.kernels.silu_multiply import silu
 from weft.kernels.specialisation import Specialisation
 
@@ -169,15 +170,25 @@ def few_rows_gemm(
         )
     if x.dtype != weight.dtype or x.dtype.itemsize not in CANDIDATES or not x.is_floating_point():
         raise KernelError(f"x is {x.dtype} and weight {weight.dtype}: both must be float32, float16 or bfloat16")
+    check_floats("x", x)
     count, inner = x.shape
+    if inner == 0:
+        raise KernelError(f"x has shape {tuple(x.shape)}: rows of no columns have no product")
     if inner * x.element_size() % 16 or not weight.is_contiguous() or not x.is_contiguous():
         raise KernelError(f"x and weight must be contiguous, with rows of a multiple of 16 bytes, got K={inner}")
     if swiglu and (splits is not None or weight.shape[0] % 2):
         raise KernelError(f"SwiGLU of {weight.shape[0]} rows in splits={splits} parts: an even number in one is wanted")
-    if splits is not None and not 1 <= splits <= MOST_SPLITS:
-        raise KernelError(f"splits={splits} is outside 1..{MOST_SPLITS}")
-    if not runs_on(x.device):
-        raise KernelError(f"x lies on {x.device}", hint="CUDA, or TRITON_INTERPRET=1 on a CPU")
+    if splits is not None:
+        check_count("splits", splits)
+        if splits > MOST_SPLITS:
+            raise KernelError(f"splits={splits} is outside 1..{MOST_SPLITS}")
+    check_device("x", x, others={"weight": weight})
+    for name, tensor in (("x", x), ("weight", weight)):
+        if tensor.data_ptr() % 16:
+            raise KernelError(f"{name} begins {tensor.data_ptr() % 16} bytes beside a multiple of 16")
+    if tile is not None:
+        check_size("tile.block_n", tile.block_n)
+        check_size("tile.block_k", tile.block_k)
     width = weight.shape[0] // 2 if swiglu else weight.shape[0]
     planes = splits or 1
     shape = (count, width) if splits is None else (planes, count, width)

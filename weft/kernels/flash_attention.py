@@ -6,7 +6,6 @@ anew from them. Gradients are the same bits in every run.
 """
 
 import logging
-import os
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import KernelError
+from weft.kernels._arguments import check_floats, debugging
 from weft.kernels._flash_forms import forms
 from weft.kernels._flash_launch import launch_backward, launch_forward
 from weft.kernels._flash_tiles import LARGEST_HEAD_DIM, Choice, default_choice
@@ -94,11 +94,15 @@ def flash_attention(
 
     `choice` forces the tiles. Raises KernelError naming what does not fit.
     """
-    scale = query.shape[-1] ** -0.5 if scale is None and query.ndim else scale
-    assert scale is not None
-    _check(query, key, value, scale, query_starts, key_starts)
+    _check(query, key, value, query_starts, key_starts)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if not 0 < scale < float("inf"):
+        raise KernelError(f"scale is {scale}", hint="a positive number")
     if query_starts is not None:
         key_starts = query_starts if key_starts is None else key_starts
+        for name, starts in (("query_starts", query_starts), ("key_starts", key_starts)):
+            if starts.device != query.device:
+                raise KernelError(f"{name} lies on {starts.device} and query on {query.device}")
         _check_starts("query_starts", query_starts, query.shape[0], longest_query)
         _check_starts("key_starts", key_starts, key.shape[0], longest_key)
     if not runs_on(query.device):
@@ -129,9 +133,7 @@ def _announce(gpu: int) -> None:
     _LOGGER.info("flash attention on sm_%d: %s", gpu, path if gpu else "Triton's interpreter")
 
 
-def _check(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, starts: Tensor | None, others: Tensor | None
-) -> None:
+def _check(query: Tensor, key: Tensor, value: Tensor, starts: Tensor | None, others: Tensor | None) -> None:
     """Raise KernelError for what no kernel could compute."""
     ndim = 4 if starts is None else 3
     for name, tensor in (("query", query), ("key", key), ("value", value)):
@@ -143,8 +145,8 @@ def _check(
                 f"{name} is {tensor.dtype} on {tensor.device}, query is {query.dtype} on {query.device}",
                 hint="all three must agree",
             )
-    if query.dtype not in (torch.bfloat16, torch.float16, torch.float32) and runs_on(query.device):
-        raise KernelError(f"dtype {query.dtype} has no kernel", hint="bfloat16, float16 or float32")
+    if runs_on(query.device):
+        check_floats("query", query)
     if key.shape != value.shape:
         raise KernelError(f"key has shape {list(key.shape)}, value {list(value.shape)}", hint="they must be equal")
     if not 0 < query.shape[-1] <= LARGEST_HEAD_DIM or key.shape[-1] != query.shape[-1]:
@@ -158,8 +160,6 @@ def _check(
         )
     if starts is None and (others is not None or key.shape[0] != query.shape[0]):
         raise KernelError(f"{query.shape[0]} sequences of queries, {key.shape[0]} of keys, and no query_starts")
-    if not 0 < scale < float("inf"):
-        raise KernelError(f"scale is {scale}", hint="a positive number")
     if starts is not None and others is not None and others.shape != starts.shape:
         raise KernelError(f"query_starts has {starts.numel()} entries, key_starts {others.numel()}")
 
@@ -168,9 +168,12 @@ def _check_starts(name: str, starts: Tensor, total: int, longest: int | None) ->
     """Raise KernelError for running lengths of the wrong kind; their values are read on a CPU, and on a GPU, where that
     waits for the device, only with WEFT_DEBUG=1 in the environment.
     """
-    if starts.ndim != 1 or starts.numel() < 2 or starts.dtype != torch.int32:
-        raise KernelError(f"{name} is {starts.dtype} {list(starts.shape)}", hint="int32 [sequences + 1]")
-    if starts.device.type == "cuda" and os.environ.get("WEFT_DEBUG") != "1":
+    if starts.ndim != 1 or starts.numel() < 2 or starts.dtype != torch.int32 or not starts.is_contiguous():
+        raise KernelError(
+            f"{name} is {starts.dtype} {list(starts.shape)} with strides {starts.stride()}",
+            hint="contiguous int32 [sequences + 1]",
+        )
+    if starts.device.type == "cuda" and not debugging():
         return
     values = starts.tolist()
     if values[0] != 0 or values[-1] != total:

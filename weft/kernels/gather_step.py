@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.errors import KernelError
-from weft.kernels._jit import cdiv, jit, runs_on, tl
+from weft.kernels._arguments import check_count, check_device, check_range, check_starts, debugging
+from weft.kernels._jit import cdiv, jit, tl
 from weft.kernels.specialisation import Specialisation
 
 BLOCK = 128  # tokens, or columns of a block table, that a program takes at once
@@ -149,16 +150,24 @@ def gather_step(
     """The step in which `rows` take part; columns of block tables past a request's length are undefined.
 
     num_tokens: T_total, padding included.
-    Raises: KernelError for tensors that are not contiguous int64 on one device.
+    Raises: KernelError for tensors that are not contiguous int64 on one device; with WEFT_DEBUG=1 also for rows, tokens
+    and positions that do not exist.
     """
+    check_state(state)
+    check_count("num_tokens", num_tokens, 0)
     batch = len(rows)
     for name, tensor, shape in (("rows", rows, (batch,)), ("query_starts", query_starts, (batch + 1,))):
         if tensor.shape != shape or tensor.dtype != torch.int64 or not tensor.is_contiguous():
             raise KernelError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not a contiguous int64 {shape}")
-    if not runs_on(rows.device):
-        raise KernelError(f"rows lie on {rows.device}", hint="CUDA, or TRITON_INTERPRET=1 on a CPU")
+    check_device("token_ids", state.token_ids, others={"rows": rows, "query_starts": query_starts})
+    if debugging():
+        check_range("rows", rows, 0, len(state.token_ids) - 1)
+        check_starts("query_starts", query_starts, num_tokens)
+        lengths = state.num_computed_tokens[rows] + query_starts.diff()
+        check_range("lengths after the step", lengths, 0, _room(state))
     step = _empty(state, batch, num_tokens)
-    columns = min(_MOST_COLUMNS, cdiv(num_tokens - batch, BLOCK) + 1)
+    # A request of the longest step has all tokens but one of each other; of padding requests, which have none, fewer.
+    columns = max(1, min(_MOST_COLUMNS, cdiv(num_tokens - batch, BLOCK) + 1))
     _kernel[(batch + 1, columns)](
         state.token_ids,
         state.token_ids.stride(0),
@@ -185,6 +194,32 @@ def gather_step(
         num_warps=4,
     )
     return step
+
+
+def check_state(state: StateTensors) -> None:
+    """Raises: KernelError for tensors of a state that do not fit together, or that a kernel would read otherwise."""
+    if state.token_ids.ndim != 2 or state.block_table.ndim != 2:
+        shapes = tuple(state.token_ids.shape), tuple(state.block_table.shape)
+        raise KernelError(f"token_ids and block_table have shapes {shapes[0]} and {shapes[1]}, not two dimensions")
+    count = len(state.token_ids)
+    for name, dtype, shape in (
+        ("token_ids", torch.int64, (count, state.token_ids.shape[1])),
+        ("num_computed_tokens", torch.int64, (count,)),
+        ("block_table", torch.int64, (count, state.block_table.shape[1])),
+        ("temperatures", torch.float32, (count,)),
+        ("seeds", torch.int64, (count,)),
+        ("num_steps", torch.int64, (1,)),
+    ):
+        tensor: Tensor = getattr(state, name)
+        if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
+            raise KernelError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not a contiguous {dtype} {shape}")
+        check_device("token_ids", state.token_ids, others={name: tensor})
+    check_count("block_size", state.block_size)
+
+
+def _room(state: StateTensors) -> int:
+    """Tokens that a row has a place and a block for."""
+    return min(state.token_ids.shape[1], state.block_table.shape[1] * state.block_size)
 
 
 def _empty(state: StateTensors, batch: int, num_tokens: int) -> StepTensors:

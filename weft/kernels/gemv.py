@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.errors import KernelError
-from weft.kernels._jit import cdiv, early_launch, jit, next_power_of_2, runs_on, tl
+from weft.kernels._arguments import check_device, check_epsilon, check_floats, check_size
+from weft.kernels._jit import cdiv, early_launch, jit, next_power_of_2, tl
 from weft.kernels.silu_multiply import silu
 from weft.kernels.specialisation import Specialisation
 
@@ -196,10 +197,13 @@ def gemv(
     tile: force one of `candidates`.
     Raises: KernelError for what `refusal` names, and for shapes, dtypes and strides that do not fit.
     """
-    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1] or x.stride(1) != 1:
+    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
         raise KernelError(
             f"x has shape {tuple(x.shape)} and weight {tuple(weight.shape)}: [T, K] and [N, K] are wanted"
         )
+    check_floats("x", x)
+    if x.stride(1) != 1:
+        raise KernelError(f"x has stride {x.stride(1)} between neighbours of a row, not 1")
     count, inner = x.shape
     refused = refusal(count, inner)
     if refused is not None:
@@ -219,8 +223,14 @@ def gemv(
         residual.shape != (count, width) or residual.dtype != x.dtype or residual.stride(1) != 1
     ):
         raise KernelError(f"residual is {residual.dtype} {tuple(residual.shape)}, not {x.dtype} {(count, width)}")
-    if not runs_on(x.device):
-        raise KernelError(f"x lies on {x.device}", hint="CUDA, or TRITON_INTERPRET=1 on a CPU")
+    if norm is not None:
+        check_epsilon("norm.epsilon", norm.epsilon)
+    beside = {name: tensor for name, (tensor, _) in wanted.items()}
+    check_device("x", x, others={**beside, "residual": residual})
+    if inner == 0:
+        raise KernelError(f"x has shape {tuple(x.shape)}: rows of no columns have no product")
+    if tile is not None:
+        check_size("tile.block_n", tile.block_n)
     out = torch.empty(count, width, dtype=x.dtype, device=x.device)
     if count == 0 or width == 0:
         return out

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.errors import KernelError
+from weft.kernels._arguments import check_count, check_device, check_floats, check_starts, debugging
 from weft.kernels._jit import cdiv, jit, launches_early, next_power_of_2, tl
 from weft.kernels.pieces import cut, mean_of, merge_step
 from weft.kernels.specialisation import Specialisation
@@ -99,13 +100,39 @@ def merge_parts(
     """Write the row of `out` of every request that has one row in this step; parts of splits it lacks are not read.
 
     split, most_splits: how a sequence was cut (see `pieces.cut`).
-    Raises: KernelError for parts that are not contiguous float32.
+    Raises: KernelError for shapes, dtypes and strides that do not fit; with WEFT_DEBUG=1 also for parts too few.
     """
+    if parts.ndim != 4:
+        raise KernelError(f"parts has shape {tuple(parts.shape)}, not [B, H_q, parts, D]")
     batch, num_query_heads, num_parts, head_dim = parts.shape
     if parts.dtype != torch.float32 or log_sums.dtype != torch.float32 or log_sums.shape != parts.shape[:3]:
         raise KernelError(f"parts are {parts.dtype} {tuple(parts.shape)}, log_sums {log_sums.dtype} {log_sums.shape}")
     if not (parts.is_contiguous() and log_sums.is_contiguous() and out.is_contiguous()):
         raise KernelError("parts, log_sums and out must be contiguous")
+    if out.ndim != 2 or out.shape[1] != num_query_heads * head_dim:
+        raise KernelError(f"out has shape {tuple(out.shape)}, not [T_total, {num_query_heads * head_dim}]")
+    check_floats("out", out)
+    for name, tensor, count in (
+        ("sequence_lengths", sequence_lengths, batch),
+        ("query_starts", query_starts, batch + 1),
+    ):
+        whole = tensor.dtype in (torch.int32, torch.int64)
+        if not whole or tensor.shape != (count,) or not tensor.is_contiguous():
+            raise KernelError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not contiguous integers [{count}]")
+    beside = {"log_sums": log_sums, "out": out, "sequence_lengths": sequence_lengths, "query_starts": query_starts}
+    check_device("parts", parts, others=beside)
+    for name, value in (("split", split), ("most_splits", most_splits), ("window", 1 if window is None else window)):
+        check_count(name, value)
+    if debugging():
+        check_starts("query_starts", query_starts, len(out))
+        for request, length in enumerate(sequence_lengths.tolist()):
+            used = cdiv(length, split * max(1, cdiv(length, split * most_splits)))
+            if used > num_parts:
+                raise KernelError(
+                    f"sequence_lengths[{request}]={length} has {used} parts, and parts room for {num_parts}"
+                )
+    if batch == 0:
+        return
     _kernel[(cdiv(head_dim, BLOCK_C), num_query_heads, batch)](
         parts,
         log_sums,

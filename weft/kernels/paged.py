@@ -1,6 +1,6 @@
 """What the paged kernels are given, and what is checked before any of them is launched. Knows no kernel."""
 
-import os
+import math
 from dataclasses import dataclass
 
 import torch
@@ -8,9 +8,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.errors import KernelError
-from weft.kernels._jit import interpreting, next_power_of_2, runs_on
+from weft.kernels._arguments import (
+    DTYPES,
+    check_count,
+    check_device,
+    check_epsilon,
+    check_floats,
+    check_range,
+    check_starts,
+    debugging,
+)
+from weft.kernels._jit import next_power_of_2
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MOST_HEAD_DIM = 256
 
 
@@ -18,6 +27,7 @@ MOST_HEAD_DIM = 256
 class PagedKeys:
     """Keys and values of one layer, and which of them each request of the step owns.
 
+    As many rows as requests are one of each request: kernels then do not read `query_starts` at all.
     Token t of request b lies in block `block_tables[b, t // P]`, at `t % P`; request b asks with the step's rows
     `query_starts[b] : query_starts[b + 1]`, the last of which stands at token `sequence_lengths[b] - 1`.
     """
@@ -79,7 +89,7 @@ def refusal(*, num_query_heads: int, num_kv_heads: int, head_dim: int, dtype: to
         return f"dtype={dtype} is none of {', '.join(map(str, DTYPES))}"
     if head_dim % 2 or not 2 <= head_dim <= MOST_HEAD_DIM:
         return f"head_dim={head_dim} is not an even number up to {MOST_HEAD_DIM}"
-    if num_query_heads % num_kv_heads:
+    if num_kv_heads < 1 or num_query_heads < 1 or num_query_heads % num_kv_heads:
         return f"num_query_heads={num_query_heads} is no multiple of num_kv_heads={num_kv_heads}"
     return None
 
@@ -93,17 +103,19 @@ def check_pool(pool: Tensor, layer: int, num_query_heads: int) -> None:
     """Raises: KernelError for a pool, a layer or head counts that no paged kernel can use."""
     if pool.ndim != 6 or pool.shape[0] != 2 or not pool.is_contiguous():
         raise KernelError(f"the pool must be contiguous [2, L, N, P, H_kv, D], got shape {tuple(pool.shape)}")
-    if not 0 <= layer < pool.shape[1]:
+    if 0 in pool.shape:
+        raise KernelError(f"the pool must hold something, got shape {tuple(pool.shape)}")
+    check_count("layer", layer, 0)
+    if layer >= pool.shape[1]:
         raise KernelError(f"layer={layer} is outside the pool's {pool.shape[1]} layers")
+    check_count("num_query_heads", num_query_heads)
     reason = refusal(
         num_query_heads=num_query_heads, num_kv_heads=pool.shape[4], head_dim=pool.shape[5], dtype=pool.dtype
     )
     if reason is not None:
         raise KernelError(reason)
-    if not runs_on(pool.device):
-        raise KernelError(f"the pool lies on {pool.device}", hint="CUDA, or TRITON_INTERPRET=1 on a CPU")
-    if interpreting() and pool.dtype == torch.bfloat16:
-        raise KernelError("Triton's interpreter computes bfloat16 wrongly", hint="float32 or float16")
+    check_device("the pool", pool)
+    check_floats("the pool", pool)
 
 
 def check_rows(name: str, rows: Tensor, width: int, pool: Tensor) -> None:
@@ -119,39 +131,51 @@ def check_rows(name: str, rows: Tensor, width: int, pool: Tensor) -> None:
 
 
 def check_rotation(rotation: HeadRotation, pool: Tensor) -> None:
-    """Raises: KernelError for a table or norms that do not fit the pool's heads."""
+    """Raises: KernelError for a table or norms that do not fit the pool's heads, and for an epsilon that is none."""
     head_dim = pool.shape[5]
+    names = ("cos", "sin", "query_norm", "key_norm")
+    check_device("the pool", pool, others={name: getattr(rotation, name) for name in names})
     for name in ("cos", "sin"):
         table = getattr(rotation, name)
+        check_floats(name, table)
         if table.ndim != 2 or table.shape[1] != head_dim // 2 or not table.is_contiguous():
             raise KernelError(f"{name} has shape {tuple(table.shape)}, not a contiguous [S_max, {head_dim // 2}]")
     if rotation.cos.shape != rotation.sin.shape:
         raise KernelError(f"cos has shape {tuple(rotation.cos.shape)} and sin {tuple(rotation.sin.shape)}")
     if (rotation.query_norm is None) != (rotation.key_norm is None):
         raise KernelError("norms on the heads of queries alone, or of keys alone, are not supported")
+    for name in ("query_epsilon", "key_epsilon"):
+        check_epsilon(name, getattr(rotation, name))
     for name in ("query_norm", "key_norm"):
         weight = getattr(rotation, name)
         if weight is not None and (weight.shape != (head_dim,) or not weight.is_contiguous()):
             raise KernelError(f"{name} has shape {tuple(weight.shape)}, not a contiguous [{head_dim}]")
+        if weight is not None and weight.dtype != pool.dtype:
+            raise KernelError(f"{name} is {weight.dtype} and the pool {pool.dtype}")
 
 
 def check_scoring(scoring: Scoring) -> None:
-    """Raises: KernelError for a window or a cap that would let no key through."""
-    if scoring.window is not None and scoring.window < 1:
-        raise KernelError(f"window={scoring.window} lets a query see no key, not even its own")
-    if scoring.soft_cap is not None and not scoring.soft_cap > 0:
-        raise KernelError(f"soft_cap={scoring.soft_cap} must be above 0")
+    """Raises: KernelError for a window or a cap that would let no key through, and for what makes scores infinite."""
+    if not -math.inf < scoring.scale < math.inf:
+        raise KernelError(f"scale={scoring.scale} is no finite number")
+    window = scoring.window
+    if window is not None and (not isinstance(window, int) or isinstance(window, bool)):
+        raise KernelError(f"window={window} is no whole number of keys")
+    if window is not None and window < 1:
+        raise KernelError(f"window={window} lets a query see no key, not even its own")
+    if scoring.soft_cap is not None and not 0 < scoring.soft_cap < math.inf:
+        raise KernelError(f"soft_cap={scoring.soft_cap} must be above 0 and finite")
 
 
-def check_keys(paged: PagedKeys, num_query_heads: int, *, debug: bool | None = None) -> None:
+def check_keys(paged: PagedKeys, num_query_heads: int, num_rows: int, *, debug: bool | None = None) -> None:
     """Raises: KernelError for tables that do not fit together and, in debug mode, for entries outside the pool.
 
-    debug: read lengths and tables back and check their values; None asks WEFT_DEBUG=1.
+    num_rows: T_total.   debug: read lengths, starts and tables back and check their values; None asks WEFT_DEBUG=1.
     """
     check_pool(paged.pool, paged.layer, num_query_heads)
-    batch = paged.block_tables.shape[0]
     if paged.block_tables.ndim != 2 or paged.block_tables.stride(1) != 1:
         raise KernelError(f"block_tables must be [B, M] with dense rows, got shape {tuple(paged.block_tables.shape)}")
+    batch = len(paged.block_tables)
     if paged.sequence_lengths.shape != (batch,) or paged.query_starts.shape != (batch + 1,):
         raise KernelError(
             f"block_tables has {batch} rows, sequence_lengths shape {tuple(paged.sequence_lengths.shape)} and "
@@ -161,24 +185,50 @@ def check_keys(paged: PagedKeys, num_query_heads: int, *, debug: bool | None = N
         tensor = getattr(paged, name)
         if tensor.dtype not in (torch.int32, torch.int64):
             raise KernelError(f"{name} is {tensor.dtype}, not int32 or int64")
+        check_device("the pool", paged.pool, others={name: tensor})
         if tensor.ndim == 1 and not tensor.is_contiguous():
             raise KernelError(f"{name} has stride {tensor.stride(0)}, not 1")
-    if debug or (debug is None and os.environ.get("WEFT_DEBUG") == "1"):
-        _check_values(paged)
+    if debugging(debug):
+        _check_values(paged, num_rows)
 
 
-def check_indices(name: str, indices: Tensor, count: int) -> None:
-    """Raises: KernelError unless `indices` holds one dense integer a token."""
+def check_indices(
+    name: str, indices: Tensor, count: int, pool: Tensor, *, least: int, most: int, debug: bool | None = None
+) -> None:
+    """Raises: KernelError unless `indices` holds one dense integer a token; in debug mode, from `least` to `most`."""
     if indices.shape != (count,) or indices.dtype not in (torch.int32, torch.int64) or not indices.is_contiguous():
         raise KernelError(
             f"{name} must be {count} contiguous integers, one a token, got {indices.dtype} {tuple(indices.shape)}"
         )
+    check_device("the pool", pool, others={name: indices})
+    if debugging(debug):
+        check_range(name, indices, least, most)
 
 
-def _check_values(paged: PagedKeys) -> None:
+def check_new(new: NewTokens, count: int, pool: Tensor, *, debug: bool | None = None) -> None:
+    """Raises: KernelError for what does not say of `count` tokens where they stand, how they turn and where they go.
+
+    debug: read positions and slots back, and check that they lie in the table and in the pool.
+    """
+    check_rotation(new.rotation, pool)
+    num_slots = pool.shape[2] * pool.shape[3]
+    check_indices("positions", new.positions, count, pool, least=0, most=len(new.rotation.cos) - 1, debug=debug)
+    check_indices("slots", new.slots, count, pool, least=-1, most=num_slots - 1, debug=debug)
+
+
+def _check_values(paged: PagedKeys, num_rows: int) -> None:
     num_blocks, block_size = paged.pool.shape[2:4]
-    columns = paged.block_tables.shape[1]
+    batch, columns = paged.block_tables.shape
+    check_starts("query_starts", paged.query_starts, num_rows)
+    if num_rows == batch:
+        for request, start in enumerate(paged.query_starts.tolist()):
+            if start != request:
+                raise KernelError(
+                    f"query_starts[{request}]={start}, where {batch} rows of {batch} requests are one each"
+                )
     for request, length in enumerate(paged.sequence_lengths.tolist()):
+        if length < 0:
+            raise KernelError(f"sequence_lengths[{request}]={length} is below 0")
         used = -(-length // block_size)
         if used > columns:
             raise KernelError(f"sequence_lengths[{request}]={length} needs {used} blocks, the table has {columns}")

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from weft.errors import KernelError
 from weft.kernels import cache_write, paged_prefill
+from weft.kernels._arguments import check_count, check_device, check_size
 from weft.kernels._jit import cdiv, launches_early, next_power_of_2
 from weft.kernels._paged_decode_kernel import AT_ONCE, paged_decode_kernel
 from weft.kernels._paged_decode_tiles import (
@@ -39,9 +40,8 @@ from weft.kernels.paged import (
     NewTokens,
     PagedKeys,
     Scoring,
-    check_indices,
     check_keys,
-    check_rotation,
+    check_new,
     check_rows,
     check_scoring,
     padded_head_dim,
@@ -90,16 +90,18 @@ def paged_decode(
     lend: whether long requests get programs of their own in a second launch; None decides by shapes.
     Raises: KernelError for shapes, dtypes, strides and geometry that do not fit.
     """
-    check_keys(paged, num_query_heads, debug=debug)
+    if rows.ndim != 2:
+        raise KernelError(f"rows has shape {tuple(rows.shape)}, not [T_total, width]")
+    check_keys(paged, num_query_heads, len(rows), debug=debug)
     check_scoring(scoring)
+    check_count("split", split)
+    check_count("programs", programs)
     block_size, num_kv_heads, head_dim = paged.pool.shape[3:]
     batch, columns = paged.block_tables.shape
     num_heads = num_query_heads if new is None else num_query_heads + 2 * num_kv_heads
     check_rows("rows", rows, num_heads * head_dim, paged.pool)
     if new is not None:
-        check_indices("positions", new.positions, len(rows))
-        check_indices("slots", new.slots, len(rows))
-        check_rotation(new.rotation, paged.pool)
+        check_new(new, len(rows), paged.pool, debug=debug)
     num_parts = max(1, min(MOST_SPLITS, cdiv(columns * block_size, split)))
     head_tiles = num_kv_heads * cdiv(num_query_heads // num_kv_heads, BLOCK_M)
     sharing = programs_of(head_tiles * batch, num_parts, programs)
@@ -112,12 +114,14 @@ def paged_decode(
         tile or candidates(rows.dtype, head_dim, block_size, shared=several, crowded=crowded)[0]
         for several in (False, True)
     )
+    check_size("tile.block_n", whole_tile.block_n)
     if split % whole_tile.block_n:
         raise KernelError(f"split={split} is no multiple of the tile's {whole_tile.block_n} keys")
     if out is None:
         out = torch.empty(len(rows), num_query_heads * head_dim, dtype=rows.dtype, device=rows.device)
     elif not out.is_contiguous() or out.shape != (len(rows), num_query_heads * head_dim) or out.dtype != rows.dtype:
         raise KernelError(f"out is {out.dtype} {tuple(out.shape)} and must be contiguous like the result")
+    check_device("rows", rows, others={"out": out})
     if batch == 0:
         return out
     parts = log_sums = out

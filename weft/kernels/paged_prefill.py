@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.errors import KernelError
+from weft.kernels._arguments import check_device, check_size
 from weft.kernels._jit import capability, cdiv, jit, tl
 from weft.kernels.paged import PagedKeys, Scoring, check_keys, check_rows, check_scoring, padded_head_dim
 from weft.kernels.pieces import blocks_of, scored, slots_of, softmax_step
@@ -263,7 +264,9 @@ def paged_prefill(
     tile: force one of `candidates`.
     Raises: KernelError for shapes, dtypes, strides and geometry that do not fit.
     """
-    check_keys(paged, num_query_heads, debug=debug)
+    if query.ndim != 2:
+        raise KernelError(f"query has shape {tuple(query.shape)}, not [T_total, width]")
+    check_keys(paged, num_query_heads, len(query), debug=debug)
     check_scoring(scoring)
     block_size, num_kv_heads, head_dim = paged.pool.shape[3:]
     check_rows("query", query, num_query_heads * head_dim, paged.pool)
@@ -272,10 +275,13 @@ def paged_prefill(
         out = torch.empty(count, num_query_heads * head_dim, dtype=query.dtype, device=query.device)
     elif not out.is_contiguous() or out.shape != (count, num_query_heads * head_dim) or out.dtype != query.dtype:
         raise KernelError(f"out is {out.dtype} {tuple(out.shape)} and must be contiguous like the result")
+    check_device("query", query, others={"out": out})
     if count == 0 or batch == 0:
         return out
     crowded = scoring.window is not None or scoring.soft_cap is not None
     tile = tile or candidates(query.dtype, head_dim, capability(query.device), crowded=crowded)[0]
+    check_size("tile.block_m", tile.block_m)
+    check_size("tile.block_n", tile.block_n)
     group = num_query_heads // num_kv_heads
     heads = min(group, tile.block_m)
     grid = (num_kv_heads * cdiv(group, heads), count // (tile.block_m // heads) + batch)

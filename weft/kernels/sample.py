@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.errors import KernelError
-from weft.kernels._jit import cdiv, early_launch, jit, next_power_of_2, runs_on, tl
+from weft.kernels._arguments import check_device, check_floats, debugging
+from weft.kernels._jit import cdiv, early_launch, jit, next_power_of_2, tl
 from weft.kernels.specialisation import Specialisation
 
 BLOCK = 1024
@@ -126,7 +127,7 @@ def sample(
     """A token id for each row, the lowest of equals; -1 for a row whose logits are not all finite.
 
     temperatures: 0 is greedy.   seeds: the 64 bits of each, in int64.   positions: of the token being sampled.
-    Raises: KernelError for shapes and dtypes that do not fit.
+    Raises: KernelError for shapes and dtypes that do not fit; with WEFT_DEBUG=1 also for temperatures that are none.
     """
     if logits.ndim != 2 or logits.stride(1) != 1 or logits.shape[1] == 0 or not logits.is_floating_point():
         raise KernelError(
@@ -140,8 +141,13 @@ def sample(
     ):
         if tensor.shape != (count,) or tensor.dtype != dtype or not tensor.is_contiguous():
             raise KernelError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not a contiguous {dtype} [{count}]")
-    if not runs_on(logits.device):
-        raise KernelError(f"logits lie on {logits.device}", hint="CUDA, or TRITON_INTERPRET=1 on a CPU")
+    check_device("logits", logits, others={"temperatures": temperatures, "seeds": seeds, "positions": positions})
+    check_floats("logits", logits)
+    if debugging():
+        broken = (~((temperatures >= 0) & temperatures.isfinite())).nonzero()
+        if len(broken):
+            place = int(broken[0, 0])
+            raise KernelError(f"temperatures[{place}]={float(temperatures[place])} is no number from 0 on")
     chunks = cdiv(vocab_size, BLOCK)
     best = torch.empty(count, chunks, dtype=torch.float32, device=logits.device)
     winners = torch.empty(count, chunks, dtype=torch.int32, device=logits.device)

@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.errors import KernelError
-from weft.kernels._jit import cdiv, early_launch, jit, runs_on, tl
+from weft.kernels._arguments import check_device, check_floats
+from weft.kernels._jit import cdiv, early_launch, jit, tl
 from weft.kernels.pieces import exponential
 from weft.kernels.specialisation import Specialisation
 
@@ -44,9 +45,11 @@ def _kernel(gate_up, stride, out, width, BLOCK: tl.constexpr, EARLY: tl.constexp
 def silu_multiply(gate_up: Float[Tensor, "T 2*I"]) -> Float[Tensor, "T I"]:
     """Rows hold the gate, then what it gates. Raises: KernelError for shapes and strides that do not fit."""
     if gate_up.ndim != 2 or gate_up.shape[1] % 2 or gate_up.stride(1) != 1:
-        raise KernelError(f"gate_up must be [T, 2 * I] with dense rows, got shape {tuple(gate_up.shape)}")
-    if not runs_on(gate_up.device) or not gate_up.is_floating_point():
-        raise KernelError(f"gate_up is {gate_up.dtype} on {gate_up.device}", hint="floats on CUDA")
+        raise KernelError(
+            f"gate_up has shape {tuple(gate_up.shape)} and strides {gate_up.stride()}", hint="[T, 2 * I], rows dense"
+        )
+    check_device("gate_up", gate_up)
+    check_floats("gate_up", gate_up)
     count, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(count, width, dtype=gate_up.dtype, device=gate_up.device)
     if count and width:
