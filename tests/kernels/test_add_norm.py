@@ -74,6 +74,14 @@ def test_slices_of_wider_matrices_and_rows_alone_give_the_same_bits(device: torc
         assert torch.equal(mine[1:2], single)
 
 
+@pytest.mark.parametrize("planes", [0, 3])
+def test_the_norm_is_that_of_the_sum_as_it_is_kept(planes: int, device: torch.device) -> None:
+    """To the bit: the next layer adds to the rounded sum, so the norm of an unrounded one would be of another."""
+    addend, residual, weight = (tensor.to(device) for tensor in made(20, 96, planes, torch.float16))
+    total, normed = add_norm(addend, residual, weight, 1e-5)
+    assert torch.equal(add_norm(total, None, weight, 1e-5)[1], normed)
+
+
 def test_a_forgotten_epsilon_plane_or_residual_would_show(device: torch.device) -> None:
     addend, residual, weight = torch.randn(3, 4, 64) * 1e-3, torch.randn(4, 64) * 1e-3, torch.ones(64)
     exact = reference(addend.double(), residual.double(), weight.double(), 1e-5)[1]

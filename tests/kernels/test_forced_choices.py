@@ -47,7 +47,13 @@ def forced(run: Callable[[Any], Tensor], tile: Any) -> Tensor:
     pytest.skip(f"{tile} does not fit in float32: {reason}")
 
 
-DECODE = _tables(_paged_decode_tiles.CANDIDATES, _paged_decode_tiles.SPANNING, _paged_decode_tiles.CROWDED)
+DECODE = _tables(
+    _paged_decode_tiles.CANDIDATES,
+    _paged_decode_tiles.SPANNING,
+    _paged_decode_tiles.NARROW,
+    _paged_decode_tiles.CROWDED,
+)
+NARROW = _tables(_paged_decode_tiles.NARROW)
 PREFILL = _tables(paged_prefill.CANDIDATES, paged_prefill.MODEST_CANDIDATES, paged_prefill._CROWDED)
 
 
@@ -62,6 +68,22 @@ def test_every_tile_and_form_of_decode(
         lengths, (1,) * 4, heads=(4, 1), head_dim=head_dim, block_size=block_size, dtype=IEEE, device=device
     )
     assert_attends(forced(lambda tile: decode(step, step.pool.clone(), tile=tile, split=128, **form), tile), step)
+
+
+@pytest.mark.parametrize("options", [{}, {"norm": True, "window": 40}], ids=str)
+@pytest.mark.parametrize("split", [64, 128])
+@pytest.mark.parametrize(("head_dim", "tile"), NARROW, ids=str)
+def test_the_tile_of_heads_that_share_no_keys(
+    head_dim: int, tile: Any, split: int, options: dict[str, Any], device: torch.device
+) -> None:
+    step = make_step(
+        (1, 33, 200), (1,) * 3, heads=(2, 2), head_dim=head_dim, block_size=32, dtype=IEEE, device=device, **options
+    )
+    for programs in (1, 10**4):
+        run: Any = lambda tile, programs=programs: decode(  # noqa: E731
+            step, step.pool.clone(), tile=tile, split=split, programs=programs
+        )
+        assert_attends(forced(run, tile), step)
 
 
 @pytest.mark.parametrize("block_size", [16, 64])

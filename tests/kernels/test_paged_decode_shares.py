@@ -1,5 +1,6 @@
 """Long requests of a batch get programs of their own: every split is taken once, and no bit changes."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from tests.kernels.paged_step import assert_attends, assert_pool_equals, decode,
 from weft.kernels import paged_decode
 from weft.kernels._jit import jit, tl
 from weft.kernels._paged_decode_shares import cuts_of, is_long, rank_of, run_of, share_of
-from weft.kernels._paged_decode_tiles import FEW, LONG_ROOM, lends, programs_of
+from weft.kernels._paged_decode_tiles import FEW, LONG_ROOM, NARROW, by_shapes, candidates, lends, programs_of
 
 SPLIT, MOST_SPLITS = 32, 64
 TILE = paged_decode.Tile(block_n=16, num_warps=4, num_stages=2)
@@ -158,3 +159,31 @@ def test_who_lends_follows_from_shapes() -> None:
     assert lends(programs_of(16 * 8, 64), 16, room, 128)
     assert not lends(programs_of(8, 64), 1, room, 128), "one request has the GPU to itself"
     assert not lends(FEW, 4, room, 128)
+
+
+def test_the_tile_and_the_split_follow_from_shapes() -> None:
+    bf16, narrow = torch.bfloat16, NARROW[2, 64]
+    splits = [by_shapes(heads, 4, bf16, 128, 64)[1] for heads in (1, 16, 17, 128, 129, 4096)]
+    assert splits == [64, 64, 128, 128, 256, 256], "few heads are cut finer"
+    assert by_shapes(128, 1, bf16, 64, 64) == (narrow, 128)
+    assert by_shapes(4096, 1, torch.float16, 64, 32) == (narrow, 256)
+    for given in (
+        (127, 1, bf16, 64, 64),  # too few heads to fill a GPU with single warps
+        (128, 2, bf16, 64, 64),  # heads that share keys
+        (128, 1, torch.float32, 64, 64),
+        (128, 1, bf16, 128, 64),
+        (128, 1, bf16, 80, 64),
+        (128, 1, bf16, 64, 16),  # a tile would span blocks, each key with a lookup of its own
+        (128, 1, bf16, 64, 48),
+    ):
+        assert by_shapes(*given)[0] is None, given
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+def test_every_split_that_is_chosen_is_whole_tiles_of_every_form(head_dim: int, dtype: torch.dtype) -> None:
+    """The launcher takes the tile that fits the form, of which the choice of a split knows nothing."""
+    for heads, block_size, shared, crowded in itertools.product((1, 17, 129), (16, 32, 64), (0, 1), (0, 1)):
+        tile, split = by_shapes(heads, 1, dtype, head_dim, block_size)
+        default = candidates(dtype, head_dim, block_size, shared=bool(shared), crowded=bool(crowded))[0]
+        assert split % (tile or default).block_n == 0

@@ -9,7 +9,7 @@ from weft.errors import KernelError
 from weft.kernels import commit_step, gather_step
 from weft.kernels.gather_step import StateTensors
 
-ROWS, LONGEST, BLOCK_SIZE = 5, 700, 4
+ROWS, LONGEST, BLOCK_SIZE = 5, 2400, 4
 
 
 def state_on(device: torch.device) -> StateTensors:
@@ -17,7 +17,7 @@ def state_on(device: torch.device) -> StateTensors:
     columns = -(-LONGEST // BLOCK_SIZE)
     return StateTensors(
         token_ids=torch.randint(1, 10**9, (ROWS, LONGEST), device=device),
-        num_computed_tokens=torch.tensor([3, 0, 8, 130, 0], device=device),
+        num_computed_tokens=torch.tensor([3, 0, 900, 130, 0], device=device),  # 900: in more blocks than BLOCK
         block_table=torch.randperm(ROWS * columns, device=device).view(ROWS, columns) + 2**33,
         temperatures=torch.rand(ROWS, device=device),
         seeds=torch.randint(-(2**63), 2**63 - 1, (ROWS,), device=device),
@@ -36,12 +36,20 @@ CASES = {
     "decode with padding": ([2, 4, 4], [1, 1, 1], 3),
     "one": ([1], [1], 1),
     "chunks, decodes and padding": ([1, 2, 3, 0, 4], [517, 1, 300, 2, 0], 1024),
+    "more tokens and padding than all programs take at once": ([1, 4], [2300, 0], 4500),
     "padding that starts within a program's piece": ([1, 4], [130, 0], 131),
 }
 
 
+@pytest.mark.parametrize("block", [None, 8])
 @pytest.mark.parametrize("case", CASES)
-def test_a_step_is_gathered_as_plain_torch_gathers_it(case: str, device: torch.device) -> None:
+def test_a_step_is_gathered_as_plain_torch_gathers_it(
+    case: str, block: int | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """block: of so few tokens that every loop takes several turns."""
+    if block is not None:
+        monkeypatch.setattr(gather_step, "BLOCK", block)
+        monkeypatch.setattr(gather_step, "_MOST_COLUMNS", 2)
     rows, counts, num_tokens = CASES[case]
     state = state_on(device)
     other = copy_of(state)

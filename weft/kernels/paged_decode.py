@@ -285,7 +285,11 @@ SPECIALISATIONS = (
     ),
     *(_specialisation("bf16", 128, CANDIDATES[2, 128][0], whole=whole, early=False) for whole in (False, True)),
     *(_specialisation("bf16", 64, CANDIDATES[2, 64][0], whole=whole, early=False) for whole in (False, True)),
-    *(_specialisation("bf16", 64, NARROW[2, 64], whole=whole) for whole in (False, True)),
+    *(
+        _specialisation("bf16", 64, NARROW[2, 64], masked=masked, whole=whole)
+        for masked in (False, True)
+        for whole in (False, True)
+    ),
     _specialisation("bf16", 128, CANDIDATES[2, 128][0], block_size=16),
     _specialisation("bf16", 128, SPANNING[2, 128], block_size=16, whole=True),
     *(
