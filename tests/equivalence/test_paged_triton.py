@@ -38,8 +38,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize(
     "options",
     [
-        {"block_size": 16, "max_chunk_tokens": 9},
-        {"block_size": 8, "num_blocks": 4},  # preemption, and what was computed is found again
+        # Chunks, preemption, and what was computed is found again. A short context has few parts to merge.
+        {"block_size": 8, "num_blocks": 4, "max_chunk_tokens": 9, "max_model_len": 32},
         {"block_size": 16, "operations": "fused", "max_chunk_tokens": 9},  # every step a program on the device alone
     ],
     ids=str,
