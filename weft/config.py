@@ -217,6 +217,8 @@ class ExecutionConfig:
                     hint="enforce_eager=True captures nothing",
                 )
             for size in self.graph_batch_sizes:
+                if size is None:  # which `positive` takes for a default
+                    raise ConfigError(f"graph_batch_sizes must hold positive integers, got {self.graph_batch_sizes!r}")
                 positive("ExecutionConfig", graph_batch_sizes=size)
 
 
@@ -250,6 +252,12 @@ class EngineConfig:
                     f"EngineConfig.{name} must be a {kind.__name__}, got {getattr(self, name)!r}",
                     hint="EngineConfig.of(...) takes flat names",
                 )
+        sizes, most = self.execution.graph_batch_sizes, self.scheduler.max_num_seqs
+        if sizes is not None and max(sizes) > most:
+            raise ConfigError(
+                f"graph_batch_sizes={sizes} holds {max(sizes)}, and only max_num_seqs={most} requests run at once",
+                hint="raise max_num_seqs or leave the size out",
+            )
 
     @classmethod
     def of(cls, **options: Any) -> "EngineConfig":

@@ -13,16 +13,19 @@ from weft.config import (
     CPU_LINEARS,
     DTYPE_ALIASES,
     DTYPES,
+    KERNEL_CHOICES,
     LOAD_FORMATS,
+    OPERATIONS,
     BlockGeometry,
     CacheConfig,
     EngineConfig,
+    ExecutionConfig,
     ModelConfig,
     SchedulerConfig,
 )
 from weft.errors import ConfigError, UnknownArgumentError
 
-PARTS = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
+PARTS = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "execution": ExecutionConfig}
 REQUIRED: dict[type, dict[str, Any]] = {ModelConfig: {"model": "m"}, EngineConfig: {"model": ModelConfig(model="m")}}
 
 
@@ -33,6 +36,8 @@ REQUIRED: dict[type, dict[str, Any]] = {ModelConfig: {"model": "m"}, EngineConfi
         ("max_model_length", "max_model_len"),
         ("gpu_memory_utilisation", "gpu_memory_utilization"),
         ("attention_backends", "attention_backend"),
+        ("enforce_eagre", "enforce_eager"),
+        ("graph_batch_size", "graph_batch_sizes"),
     ],
 )
 def test_an_unknown_option_of_the_engine_names_the_nearest(typo: str, meant: str) -> None:
@@ -66,6 +71,11 @@ def test_each_flat_name_reaches_the_one_part_that_has_it() -> None:
         "max_num_seqs": 5,
         "max_num_batched_tokens": 50,
         "max_chunk_tokens": 7,
+        "enforce_eager": True,
+        "overlap": False,
+        "operations": "fused",
+        "kernel_choice": "few_rows",
+        "graph_batch_sizes": (1, 5),
     }
     config = EngineConfig.of(**options)
     for part, field in homes:
@@ -88,6 +98,10 @@ def test_flat_defaults_are_the_parts_own() -> None:
         *[("load_format", value) for value in ("pickle", None)],
         *[("dtype", value) for value in ("int8", "float64", ["fp32"])],
         *[(name, value) for name in ("device", "cpu_linear", "attention_backend", "policy") for value in ("", None, 0)],
+        *[("enforce_eager", value) for value in (None, 1, "yes")],
+        *[("overlap", value) for value in (1, "auto")],
+        *[(name, value) for name in ("operations", "kernel_choice") for value in ("", None, 0, ["fused"])],
+        *[("graph_batch_sizes", value) for value in ((), [1, 2], 4, "8")],
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(option: str, value: object) -> None:
@@ -113,7 +127,13 @@ def test_the_edges_of_a_range_are_inside(option: str, value: float) -> None:
 
 @pytest.mark.parametrize(
     ("option", "known"),
-    [("dtype", (*DTYPES, *DTYPE_ALIASES)), ("load_format", LOAD_FORMATS), ("cpu_linear", CPU_LINEARS)],
+    [
+        ("dtype", (*DTYPES, *DTYPE_ALIASES)),
+        ("load_format", LOAD_FORMATS),
+        ("cpu_linear", CPU_LINEARS),
+        ("operations", OPERATIONS),
+        ("kernel_choice", KERNEL_CHOICES),
+    ],
 )
 def test_an_unknown_choice_lists_the_known_ones(option: str, known: tuple[str, ...]) -> None:
     for choice in known:
@@ -126,6 +146,20 @@ def test_a_step_must_hold_one_token_of_each_running_request() -> None:
     EngineConfig.of(model="m", max_num_seqs=8, max_num_batched_tokens=8)
     with pytest.raises(ConfigError, match="max_num_batched_tokens=7 is below max_num_seqs=8"):
         EngineConfig.of(model="m", max_num_seqs=8, max_num_batched_tokens=7)
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 1.5, "4", None])
+def test_a_batch_size_of_no_step_is_refused_by_name(size: object) -> None:
+    with pytest.raises(ConfigError, match=f"graph_batch_sizes.*{re.escape(repr(size))}"):
+        EngineConfig.of(model="m", graph_batch_sizes=(1, size))
+
+
+def test_no_batch_is_captured_that_is_larger_than_what_runs() -> None:
+    EngineConfig.of(model="m", max_num_seqs=8, graph_batch_sizes=(3, 8))
+    with pytest.raises(
+        ConfigError, match=r"graph_batch_sizes=\(9, 4\) holds 9, .* max_num_seqs=8 "
+    ):
+        EngineConfig.of(model="m", max_num_seqs=8, graph_batch_sizes=(9, 4))
 
 
 def test_a_config_cannot_be_changed() -> None:

@@ -24,7 +24,7 @@ from weft.inference.placement import Placement, place
 from weft.inference.runner import ModelRunner, Observer
 from weft.inference.sampler import GumbelSampler, KernelSampler, Sampler
 from weft.inference.step_sizes import StepSizes, tokens_worth
-from weft.kernels._jit import runs_on
+from weft.kernels._jit import interpreting, runs_on
 from weft.layers.fused import FusedOperations
 from weft.layers.kernel_choice import forced
 from weft.layers.operations import Attend, Operations, PlainOperations
@@ -194,17 +194,29 @@ def _backend(name: str, specs: Sequence[AttentionSpec], placement: Placement) ->
 
 def _operations(config: ExecutionConfig, placement: Placement) -> tuple[str, Callable[[Attend], Operations[Any]]]:
     """The operations' name, and what makes one step's of its attention."""
-    asked = config.operations
-    if asked == "plain" or (asked == "auto" and not (placement.device.type == "cuda" and runs_on(placement.device))):
-        return "plain", PlainOperations
-    if not runs_on(placement.device):
+    asked, choice, device = config.operations, config.kernel_choice, placement.device
+    is_plain = asked == "plain" or (asked == "auto" and not (device.type == "cuda" and runs_on(device)))
+    if choice != "auto" and (is_plain or placement.prepacked):  # who forces a kernel is not to measure another
+        what = f"operations={asked!r} on {device}" if is_plain else "prepacked linear layers, which multiply themselves"
         raise ConfigError(
-            f"operations='fused' are Triton kernels, which do not run on {placement.device} here",
+            f"kernel_choice={choice!r} has no effect on {what}",
+            hint="operations='fused' and cpu_linear='plain', or kernel_choice='auto'",
+        )
+    if is_plain:
+        return "plain", PlainOperations
+    if not runs_on(device):
+        raise ConfigError(
+            f"operations='fused' are Triton kernels, which do not run on {device} here",
             hint="operations='plain' runs anywhere",
         )
-    if config.kernel_choice == "auto":
+    if interpreting() and placement.dtype == torch.bfloat16:
+        raise ConfigError(
+            "operations='fused' with dtype='bfloat16': Triton's interpreter computes bfloat16 wrongly",
+            hint="dtype='float32', or operations='plain'",
+        )
+    if choice == "auto":
         return "fused", FusedOperations
-    return f"fused ({config.kernel_choice})", partial(FusedOperations, choose=forced(config.kernel_choice))
+    return f"fused ({choice})", partial(FusedOperations, choose=forced(choice))
 
 
 class _Memory:

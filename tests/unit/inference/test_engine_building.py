@@ -42,6 +42,11 @@ Build = Callable[..., Engine]
             "cpu_linear='prepacked' cannot be: only float32 and bfloat16 are packed, not float16",
             "'plain' runs anywhere",
         ),
+        (
+            {"kernel_choice": "few_rows"},
+            r"kernel_choice='few_rows' has no effect on operations='auto' on cpu",
+            "operations='fused'",
+        ),
         ({"device": "cuda:99"}, r"device='cuda:99' but torch sees \d+ CUDA devices", "cpu"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
@@ -52,6 +57,31 @@ def test_an_engine_that_cannot_be_built_says_why_and_what_would_work(
     with pytest.raises(ConfigError, match=message) as caught:
         build(**options)
     assert hint in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        ({"dtype": "bf16"}, "operations='fused' with dtype='bfloat16': .*wrongly", "float32"),
+        ({"kernel_choice": "one_pass"}, "kernel_choice='one_pass' has no effect on prepacked", "cpu_linear='plain'"),
+    ],
+    ids=str,
+)
+def test_fused_operations_in_the_interpreter_are_those_that_were_asked_for(
+    options: dict[str, Any], message: str, hint: str, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("weft.kernels._jit.HAS_TRITON", True)
+    with pytest.raises(ConfigError, match=message) as caught:
+        build(operations="fused", attention_backend="paged_gather", **options)
+    assert hint in str(caught.value.hint)
+
+
+def test_fused_operations_where_no_kernel_runs_are_an_error(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ConfigError, match="operations='fused' are Triton kernels, which do not run on cpu") as caught:
+        build(operations="fused")
+    assert "operations='plain'" in str(caught.value.hint)
 
 
 def test_cuda_without_a_gpu_is_an_error_and_auto_takes_the_cpu(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
