@@ -156,9 +156,7 @@ def test_a_batch_size_of_no_step_is_refused_by_name(size: object) -> None:
 
 def test_no_batch_is_captured_that_is_larger_than_what_runs() -> None:
     EngineConfig.of(model="m", max_num_seqs=8, graph_batch_sizes=(3, 8))
-    with pytest.raises(
-        ConfigError, match=r"graph_batch_sizes=\(9, 4\) holds 9, .* max_num_seqs=8 "
-    ):
+    with pytest.raises(ConfigError, match=r"graph_batch_sizes=\(9, 4\) holds 9, .* max_num_seqs=8 "):
         EngineConfig.of(model="m", max_num_seqs=8, graph_batch_sizes=(9, 4))
 
 

@@ -78,7 +78,7 @@ class ModelRunner:
         self._program: StepProgram | None = None
         self._sizes: StepSizes | None = None
         self._graphs: StepGraphs | None = None
-        self._num_program_steps = 0
+        self._num_program_steps: int | None = 0  # None: to be asked of the device
         self.num_steps: Counter[str] = Counter()
         if cache.capturable and isinstance(sampler, KernelSampler):
             self._program = StepProgram(
@@ -120,7 +120,7 @@ class ModelRunner:
         self._sizes = sizes
         self._graphs = StepGraphs(self._program, sizes.captured, show_progress=show_progress)
         torch.cuda.synchronize()
-        self._num_program_steps = int(self._state.num_steps.item())
+        self._num_program_steps = None
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepHandle:
@@ -141,22 +141,23 @@ class ModelRunner:
         size = exact if self._sizes is None else self._sizes.size_for(num_tokens, num_requests)
         captured = self._graphs is not None and size in self._graphs
         program.set_inputs(plan, size)
-        try:
-            if self._graphs is not None and captured:
-                self._graphs.replay(size)
-            else:
-                program.run(size)
-        except BaseException:  # nobody knows how far it came
-            self._num_program_steps = int(self._state.num_steps.item())
-            raise
+        # Not known while a step is on its way: who is interrupted, wherever it may be, cannot say how far it came.
+        before, self._num_program_steps = self._num_program_steps, None
+        if before is None:
+            before = int(self._state.num_steps.item())
+        if self._graphs is not None and captured:
+            self._graphs.replay(size)
+        else:
+            program.run(size)
         self.num_steps["graph" if captured else "launched"] += 1
-        self._num_program_steps += 1
-        step, wait = self._num_program_steps, self._mark()
+        step, wait = before + 1, self._mark()
+        self._num_program_steps = step
         if self._observe is not None:
             self._observe(plan, program.logits[kept])
 
         def read() -> list[int]:
-            assert self._num_program_steps - step < LOG_ENTRIES, "the tokens of this step were overwritten unread"
+            latest = self._num_program_steps or step + LOG_ENTRIES
+            assert latest - step < LOG_ENTRIES, "the tokens of this step may have been overwritten unread"
             wait()
             sampled: list[int] = program.token_log[step % LOG_ENTRIES, :num_requests].tolist()
             return sampled if len(kept) == num_requests else [sampled[place] for place in kept]

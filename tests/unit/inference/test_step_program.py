@@ -1,6 +1,9 @@
 """A step on the device alone, in Triton's interpreter: what it takes from the host, and when its tokens are read."""
 
+import sys
 from collections.abc import Callable
+from itertools import count
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -101,3 +104,49 @@ def test_a_step_that_fails_half_way_leaves_the_count_of_steps_right(engine: Engi
     plain = build(device="cpu", operations="plain")
     plain.add_request("a", [3, 4, 5], GREEDY)
     assert said == [token for _ in range(6) for output in plain.step() for token in output.new_token_ids]
+
+
+def test_wherever_a_step_is_interrupted_the_next_ones_read_their_own_tokens(engine: Engine) -> None:
+    """At every line of it in turn. The program stands still: it says which step of the device's it is."""
+    runner: Any = engine._runner
+    steps = runner._state.num_steps
+
+    def run(size: StepSize) -> None:
+        steps.add_(1)
+        runner._program.token_log[int(steps) % LOG_ENTRIES] = int(steps) % 90
+
+    runner._program.run = run
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    for place in count(1):
+        engine.add_request("a", [3, 4], params)
+        engine.step()
+        if not interrupted_at(place, engine.step):
+            break
+        while engine.has_unfinished_requests():
+            assert [output.new_token_ids for output in engine.step()] == [(int(steps) % 90,)]
+    assert place > 12
+
+
+def interrupted_at(line: int, work: Callable[[], object]) -> bool:
+    """Run it up to the line of this number of those that launch a step; False if it has not so many."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_name not in ("_run_program", "_mark") or not frame.f_code.co_filename.endswith("runner.py"):
+            return None
+        left -= event == "line"
+        if left == 0:
+            sys.settrace(before)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
