@@ -90,10 +90,8 @@ class Scheduler:
         self._config = config
         self._policy = policy
         self._geometry = geometry
-        self._prefixes = PrefixCache(geometry.block_size)
         self._caches_prefixes = prefix_caching and geometry.shareable
-        self._allocator = BlockAllocator(geometry.num_blocks, on_evict=self._prefixes.forget)
-        self._free_rows = list(reversed(range(config.max_num_seqs)))
+        self._open_memory()
         self._waiting: dict[str, Request] = {}
         self._preempted: dict[str, Request] = {}  # they wait too
         self._running: dict[str, Request] = {}
@@ -221,16 +219,28 @@ class Scheduler:
         """Whoever runs gives back row and blocks and waits, before all others, to compute its tokens again.
 
         For a step that failed between `schedule` and `update`: nobody knows how much of its plan the device took in.
-        Steps under way are forgotten, and the tokens that nobody has read are sampled again.
+        Steps under way are forgotten, and the tokens that nobody has read are sampled again. Nothing is found in the
+        cache any more.
         """
         held = {**self._ending, **self._running}
-        for request in held.values():
-            self._vacate(request)
-        self._preempted = {**held, **self._preempted}
-        for request in self._preempted.values():
-            request.num_unread_tokens = 0
+        self._preempted = {
+            request_id: request for request_id, request in {**held, **self._preempted}.items() if not request.has_ended
+        }
         self._running, self._ending = {}, {}
+        for request_id, request in self._preempted.items():
+            self._waiting.pop(request_id, None)
+            request.row, request.blocks = None, []
+            request.num_published_blocks = request.num_computed_tokens = 0
+            request.num_unread_tokens = 0
+        self._num_waiting_tokens = sum(request.num_tokens for request in self._waiting.values())
         self._under_way.clear()
+        self._open_memory()  # an interrupt may have come between a block and its owner: all are counted anew
+
+    def _open_memory(self) -> None:
+        """Every row and block is free."""
+        self._prefixes = PrefixCache(self._geometry.block_size)
+        self._allocator = BlockAllocator(self._geometry.num_blocks, on_evict=self._prefixes.forget)
+        self._free_rows = list(reversed(range(self._config.max_num_seqs)))
 
     def check_idle(self) -> None:
         """Raise AssertionError, with the whole equation, if an idle engine still holds a row or a block."""
@@ -265,7 +275,8 @@ class Scheduler:
                 continue
             request.num_unread_tokens = unread = request.num_unread_tokens + 1
             if len(request.token_ids) + unread >= request.max_len:
-                self._ending[request.request_id] = self._running.pop(request.request_id)
+                self._ending[request.request_id] = request
+                del self._running[request.request_id]
         step = draft.step()
         if step.requests:
             self._under_way.append(step)
@@ -302,10 +313,10 @@ class Scheduler:
             source = hits.pop()
             draft.copies[request] = source, blocks[0]
             self._release([source])
+        self._running[request.request_id] = request  # first: an interrupt may find it twice, but not lose it
         if self._preempted.pop(request.request_id, None) is None:
             self._num_waiting_tokens -= self._waiting.pop(request.request_id).num_tokens
             request.num_cached_tokens = computed
-        self._running[request.request_id] = request
         request.row = self._free_rows.pop()
         request.blocks = [*hits, *blocks]
         request.num_computed_tokens = computed
@@ -334,8 +345,9 @@ class Scheduler:
         """A request that runs gives back row and blocks, and waits before all others to compute its tokens again."""
         assert len(self._running) > 1, "a request alone always finds its blocks"
         request = self._policy.victim(self.running)
-        self._vacate(self._running.pop(request.request_id))
         self._preempted = {request.request_id: request, **self._preempted}
+        del self._running[request.request_id]
+        self._vacate(request)
         return request
 
     def _vacate(self, request: Request) -> None:

@@ -1,0 +1,73 @@
+"""Ctrl-C at any line of a step, in plain Python: whoever is left can be aborted, and the engine is as good as new."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from tests.unit.inference.toy_bench import Bench
+from weft.inference import block_allocator, pipeline, prefix_cache, scheduler
+
+X = [1, 2, 3, 4, 5, 6]
+PARTS = {module.__file__ for module in (block_allocator, pipeline, prefix_cache, scheduler)}
+STRIDE = 37
+
+
+def interrupted_at(line: int, work: Callable[[], object]) -> bool:
+    """Run it up to the line of this number of those that decide; False if it has not so many."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename not in PARTS:
+            return None
+        left -= event == "line"
+        if left == 0:
+            sys.settrace(before)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def served(bench: Bench) -> None:
+    """Chunks, a whole prompt from the cache, somebody who gives way, somebody who ends early."""
+    bench.add("a", X, 5)
+    bench.add("b", [7, 8], 9)
+    bench.add("c", X, 4)
+    bench.add("d", [9], 3)
+    while bench.scheduler.has_requests:
+        bench.step()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_interrupt_leaves_neither_rows_nor_blocks_behind(overlap: bool) -> None:
+    line, gave_way, copied = 1, 0, 0
+    while True:
+        bench = Bench(scheduler, num_blocks=8, block_size=2, max_num_seqs=3, chunk=4, overlap=overlap)
+        if not interrupted_at(line, lambda bench=bench: served(bench)):  # type: ignore[misc]
+            break
+        for request_id in ("a", "b", "c", "d"):
+            bench.scheduler.finish(request_id, "abort")
+        assert not bench.scheduler.has_requests
+        bench.scheduler.check_idle()
+        bench.scheduler._allocator.check()
+        for said in (bench.said, bench.expected):
+            said.clear()
+        served(bench)
+        assert bench.said == bench.expected
+        bench.scheduler.check_idle()
+        gave_way += bool(bench.preempted)
+        copied += any(plan.block_copies for plan in bench.plans)
+        line += STRIDE  # every line in the end, as no two steps are alike
+    assert min(gave_way, copied, line - 1000) > 0, (gave_way, copied, line)
