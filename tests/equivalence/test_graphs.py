@@ -191,3 +191,14 @@ def test_seeded_noise_is_the_same_in_a_graph(folder: Path, checkpoint: Checkpoin
             config = replace(config, model=replace(config.model, device="cpu"))
         said.append([answer.token_ids for answer in Subject(config, checkpoint).run(prompts, params)])
     assert said[0] == said[1] == said[2] == said[3]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second GPU")
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_a_gpu_that_is_not_the_current_one(
+    folder: Path, checkpoint: Checkpoint, references: list[Continuation], enforce_eager: bool
+) -> None:
+    config = config_of(folder, max_num_seqs=12, enforce_eager=enforce_eager)
+    second = replace(config, model=replace(config.model, device="cuda:1"))
+    assert_token_exact(references, run(Subject(second, checkpoint), references))
+    assert torch.cuda.current_device() == 0

@@ -7,6 +7,7 @@ Anywhere else, and for samplers and backends that look at the device's numbers, 
 import logging
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from typing import Any
 
@@ -101,15 +102,19 @@ class ModelRunner:
         """Bytes that the longest steps take on the device, and beside them the largest graphs."""
         if self._program is None:
             return 0
+        with self._on_device():
+            return self._measured(self._program, sizes, with_graphs=with_graphs)
+
+    def _measured(self, program: StepProgram, sizes: StepSizes, *, with_graphs: bool) -> int:
         device = self._device
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
         before = torch.cuda.mem_get_info(device)[0]
         for size in reversed(sizes.longest):  # whatever is compiled for launched steps is compiled here
-            self._program.run(size)
+            program.run(size)
         if with_graphs:
             largest = max(sizes.captured, key=lambda size: (size.is_decode, size))
-            StepGraphs(self._program, {max(sizes.captured), largest})
+            StepGraphs(program, {max(sizes.captured), largest})
         torch.cuda.synchronize(device)
         return max(0, before - torch.cuda.mem_get_info(device)[0])
 
@@ -118,19 +123,25 @@ class ModelRunner:
         """Capture these sizes; the inputs are padding, so no block and no row of a request is touched."""
         assert self._program is not None, "nothing here can be captured"
         self._sizes = sizes
-        self._graphs = StepGraphs(self._program, sizes.captured, show_progress=show_progress)
-        torch.cuda.synchronize()
+        with self._on_device():
+            self._graphs = StepGraphs(self._program, sizes.captured, show_progress=show_progress)
+            torch.cuda.synchronize()
         self._num_program_steps = None
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepHandle:
         """Start the step."""
-        self._state.apply(plan)
-        if plan.block_copies:
-            self._cache.copy_blocks(plan.block_copies)
-        if self._program is not None and self._program.accepts(plan):
-            return self._run_program(self._program, plan)
-        return self._run_plain(plan)
+        with self._on_device():
+            self._state.apply(plan)
+            if plan.block_copies:
+                self._cache.copy_blocks(plan.block_copies)
+            if self._program is not None and self._program.accepts(plan):
+                return self._run_program(self._program, plan)
+            return self._run_plain(plan)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Kernels, events and graphs go to the thread's current device, wherever their tensors lie."""
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
     def _run_program(self, program: StepProgram, plan: StepPlan) -> StepHandle:
         num_tokens, num_requests = sum(plan.num_new_tokens), len(plan.rows)

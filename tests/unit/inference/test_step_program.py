@@ -1,7 +1,8 @@
 """A step on the device alone, in Triton's interpreter: what it takes from the host, and when its tokens are read."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from types import FrameType
 from typing import Any
@@ -125,6 +126,32 @@ def test_wherever_a_step_is_interrupted_the_next_ones_read_their_own_tokens(engi
         while engine.has_unfinished_requests():
             assert [output.new_token_ids for output in engine.step()] == [(int(steps) % 90,)]
     assert place > 12
+
+
+def test_a_step_is_launched_on_the_device_of_its_state(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever device the calling thread uses: a launch with pointers into another GPU is an illegal access."""
+
+    class Entered(Exception):  # noqa: N818  # no error: it ends the step
+        pass
+
+    @contextmanager
+    def current(device: torch.device) -> Iterator[None]:
+        inside.append(device)
+        yield
+        inside.pop()
+
+    def apply(plan: StepPlan) -> None:
+        raise Entered(*inside)
+
+    inside: list[torch.device] = []
+    runner: Any = engine._runner
+    monkeypatch.setattr(torch.cuda, "device", current)
+    monkeypatch.setattr(runner._state, "apply", apply)
+    monkeypatch.setattr(runner, "_device", torch.device("cuda:1"))
+    engine.add_request("a", [3, 4], GREEDY)
+    with pytest.raises(Entered) as entered:
+        engine.step()
+    assert entered.value.args == (torch.device("cuda:1"),)
 
 
 def interrupted_at(line: int, work: Callable[[], object]) -> bool:
