@@ -29,7 +29,7 @@ from weft.layers.fused import FusedOperations
 from weft.layers.kernel_choice import forced
 from weft.layers.operations import Attend, Operations, PlainOperations
 from weft.models.checkpoint.interface import Checkpoint
-from weft.models.checkpoint.load import load_model, read_config, read_specs
+from weft.models.checkpoint.load import load_model, read_config, read_outline
 from weft.models.family import Model
 
 
@@ -82,14 +82,15 @@ def start(
     placement = place(config.model, checkpoint.stored_dtype)
     model_config = read_config(checkpoint)
     limits = _limits(config, model_config.max_model_len)
-    specs = read_specs(checkpoint, dtype=placement.dtype)
+    specs, weight_bytes = read_outline(checkpoint, dtype=placement.dtype)
     backend = _backend(config.cache.attention_backend, specs, placement)
     operations_name, operations = _operations(config.execution, placement)
     wanted = backend.geometry(limits, config.cache)
     bytes_per_block = backend.bytes_per_block(specs, wanted, placement.dtype)
     state_bytes = DeviceState.bytes_for(limits, wanted)
     memory = _Memory(config.cache, placement.device)
-    geometry = memory.fit(wanted, bytes_per_block, state_bytes)  # without weights and steps: what cannot fit at all
+    # Without what steps take, and before the weights are read: what cannot fit at all.
+    geometry = memory.fit(wanted, bytes_per_block, state_bytes, weight_bytes=weight_bytes)
     with seconds.of("weights"):
         model = load_model(
             checkpoint,
@@ -226,17 +227,26 @@ class _Memory:
         self._config = config
         self._device = device
 
-    def fit(self, geometry: BlockGeometry, bytes_per_block: int, other_bytes: int) -> BlockGeometry:
+    def fit(
+        self, geometry: BlockGeometry, bytes_per_block: int, other_bytes: int, *, weight_bytes: int = 0
+    ) -> BlockGeometry:
         """The geometry, with no more blocks than there is room for where their number was left open.
 
         other_bytes: what the cache has to leave: the device's state, and what steps take.
+        weight_bytes: what is still to be read.
         Raises: ConfigError, with the numbers, if what was asked for does not fit.
         """
         if self._device.type == "cuda":
             there = torch.cuda.mem_get_info(self._device)[0]
         else:
             there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        budget = int(there * self._config.gpu_memory_utilization)
+        if weight_bytes > there:
+            raise ConfigError(
+                f"the weights take {weight_bytes / 2**30:.1f} GiB, "
+                f"and {there / 2**30:.1f} GiB are there on {self._device}",
+                hint="a smaller dtype or model, or a device with more memory",
+            )
+        budget = int((there - weight_bytes) * self._config.gpu_memory_utilization)
         fitting = (budget - other_bytes) // bytes_per_block - 1  # one more block is scratch
         if geometry.num_blocks <= fitting:
             return geometry
@@ -245,6 +255,7 @@ class _Memory:
         needed = (geometry.num_blocks + 1) * bytes_per_block + other_bytes
         raise ConfigError(
             f"the cache needs {needed / 2**30:.1f} GiB ({geometry.num_blocks} blocks "
-            f"of {geometry.block_size} tokens) and {budget / 2**30:.1f} GiB may be used",
+            f"of {geometry.block_size} tokens) and {budget / 2**30:.1f} GiB may be used"
+            + (f", beside {weight_bytes / 2**30:.1f} GiB of weights" if weight_bytes else ""),
             hint="lower num_blocks, max_model_len or max_num_seqs, or raise gpu_memory_utilization",
         )

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from weft.config import ModelConfig
 from weft.errors import ConfigError
+from weft.inference.device_state import DeviceState
 from weft.inference.engine import Engine
 from weft.inference.placement import place
 from weft.layers.linear import Linear
@@ -82,6 +84,36 @@ def test_fused_operations_where_no_kernel_runs_are_an_error(build: Build, monkey
     with pytest.raises(ConfigError, match="operations='fused' are Triton kernels, which do not run on cpu") as caught:
         build(operations="fused")
     assert "operations='plain'" in str(caught.value.hint)
+
+
+def test_the_pool_takes_what_weights_and_state_leave_and_no_more(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"cpu_linear": "plain", "gpu_memory_utilization": 0.5}
+    whole: Any = build(**options)
+    weights = sum(parameter.nbytes for parameter in whole.model.parameters())
+    state = [tensor for tensor in vars(whole._runner._state).values() if isinstance(tensor, torch.Tensor)]
+    counted = DeviceState.bytes_for(whole.limits, whole.geometry)
+    assert sum(tensor.nbytes for tensor in state) <= counted
+    pool = whole._runner._cache.pool
+
+    def with_room_for(blocks: float) -> None:
+        there = weights + 2 * (counted + int(blocks * pool[:, :, 0].nbytes))
+        numbers = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": there}
+        monkeypatch.setattr("weft.inference.startup.os", SimpleNamespace(sysconf=numbers.__getitem__))
+
+    with_room_for(20.5)
+    engine: Any = build(**options)
+    assert engine.geometry.num_blocks == 19
+    assert engine._runner._cache.pool.shape[2] == 20  # one is scratch
+    assert build(num_blocks=19, **options).geometry.num_blocks == 19
+    with pytest.raises(ConfigError, match=r"\(20 blocks of 16 tokens\) .* beside 0\.0 GiB of weights"):
+        build(num_blocks=20, **options)
+    with_room_for(1.5)
+    with pytest.raises(ConfigError, match="the cache needs"):
+        build(**options)
+    weights = weights // 4 - counted * 2
+    with_room_for(0)
+    with pytest.raises(ConfigError, match=r"the weights take 0\.0 GiB, and 0\.0 GiB are there on cpu"):
+        build(**options)
 
 
 def test_cuda_without_a_gpu_is_an_error_and_auto_takes_the_cpu(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

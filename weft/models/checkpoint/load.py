@@ -22,11 +22,11 @@ def read_config(checkpoint: Checkpoint) -> Any:
     return find_family(checkpoint.config.get("model_type")).read_config(checkpoint.config)
 
 
-def read_specs(checkpoint: Checkpoint, *, dtype: torch.dtype) -> tuple[AttentionSpec, ...]:
-    """What the model's attention will need, before any memory is spent on it."""
+def read_outline(checkpoint: Checkpoint, *, dtype: torch.dtype) -> tuple[tuple[AttentionSpec, ...], int]:
+    """What the model's attention will need, and the bytes of its weights, before any memory is spent on them."""
     family = find_family(checkpoint.config.get("model_type"))
-    model = cast("Model", family.build(read_config(checkpoint), 1, dtype, torch.device("meta")))
-    return model.attention_specs
+    module = family.build(read_config(checkpoint), 1, dtype, torch.device("meta"))
+    return cast("Model", module).attention_specs, sum(parameter.nbytes for parameter in module.parameters())
 
 
 def load_model(
