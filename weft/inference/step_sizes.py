@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from weft.config import Limits
 
-# A launch takes the host about 120 µs, a layer takes eleven, and large products run at about 600 TFLOP/s: beyond so many
-# tokens a step takes the device longer than its launches take the host, and a graph would gain nothing.
+# A launch takes the host about 120 µs, a layer takes eleven, and large products run at about 600 TFLOP/s: beyond so
+# many tokens a step takes the device longer than its launches take the host, and a graph would gain nothing.
 _LAUNCH_S, _LAUNCHES_PER_LAYER, _FLOP_PER_S = 120e-6, 11, 600e12
 _ROUNDING = 16  # of tokens where no graph is: kernels are compiled anew for numbers that are no multiple of it
 
