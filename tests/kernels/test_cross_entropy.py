@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -86,6 +88,16 @@ def test_the_size_of_a_chunk_changes_no_loss_of_a_row(device: torch.device) -> N
     targets = torch.randint(50, (9,), device=device)
     losses = [cross_entropy(hidden, head, targets, chunk=chunk) for chunk in (1, 4, 9)]
     torch.testing.assert_close(torch.stack(losses), losses[0].expand(3), rtol=1e-6, atol=0)
+
+
+def test_a_vocabulary_of_many_turns_of_the_loop(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the maximum grows from turn to turn, what was summed before it shrinks."""
+    monkeypatch.setattr(sys.modules["weft.kernels.cross_entropy"], "BLOCK", 16)
+    inputs = made(9, 16, 131, 4.0, torch.float32)
+    exact = gradients(reference, inputs[0].double(), inputs[1].double(), inputs[2])
+    found = gradients(cross_entropy, *(tensor.to(device) for tensor in inputs))
+    for mine, true, inside in zip(found, exact, roundings(*inputs, torch.float32), strict=True):
+        assert_within(mine.cpu(), true, inside)
 
 
 def test_a_target_off_by_one_or_counted_in_vain_would_show(device: torch.device) -> None:
