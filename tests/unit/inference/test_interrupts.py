@@ -12,7 +12,7 @@ from weft.inference import block_allocator, pipeline, prefix_cache, scheduler
 
 X = [1, 2, 3, 4, 5, 6]
 PARTS = {module.__file__ for module in (block_allocator, pipeline, prefix_cache, scheduler)}
-STRIDE = 37
+STRIDE = 71
 
 
 def interrupted_at(line: int, work: Callable[[], object]) -> bool:

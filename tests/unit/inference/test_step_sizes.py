@@ -57,3 +57,13 @@ def test_about_twenty_batch_sizes_and_those_that_were_asked_for() -> None:
     assert [size.num_tokens for size in asked.captured if size.is_decode] == [2, 4]
     assert asked.size_for(5, 5) not in asked
     assert asked.size_for(5, 5).is_decode
+    assert [asked.size_for(requests, requests).num_requests for requests in (1, 2, 3, 4)] == [2, 2, 4, 4]
+
+
+@pytest.mark.parametrize(("max_num_seqs", "budget"), [(1, 1), (16, 16), (32, 32), (33, 40)])
+def test_the_longest_step_has_room_for_the_token_that_makes_it_no_decode(max_num_seqs: int, budget: int) -> None:
+    """Single tokens of all that run, one of which ends no prompt: the memory for it was measured."""
+    sizes = sizes_of(max_num_seqs, budget, most_tokens=1)
+    size = sizes.size_for(max_num_seqs + 1, max_num_seqs)
+    assert size in sizes or size.num_tokens <= max(sizes.longest).num_tokens
+    assert max(sizes.longest).num_tokens > max_num_seqs
