@@ -177,3 +177,23 @@ def interrupted_at(line: int, work: Callable[[], object]) -> bool:
     finally:
         sys.settrace(before)
     return False
+
+
+def test_a_chunk_ahead_of_a_decode_gives_neither_token_nor_logits(build: Build) -> None:
+    """The first request of the step stops short of its prompt's end; tokens and logits are the second's."""
+    found = []
+    for operations, backend in (("fused", "paged_triton"), ("plain", "paged_gather")):
+        seen: list[torch.Tensor] = []
+        engine = build(
+            observe=lambda _, logits, seen=seen: seen.append(logits.clone()),
+            operations=operations,
+            attention_backend=backend,
+            max_chunk_tokens=3,
+        )
+        engine.add_request("a", [3, 4, 5, 6], GREEDY)
+        engine.add_request("b", [7], GREEDY)
+        found.append(([(output.request_id, output.new_token_ids) for output in engine.step()], seen))
+    (said, logits), (plainly_said, plain_logits) = found
+    assert said == plainly_said
+    assert [name for name, _ in said] == ["b"]
+    assert (logits[0] - plain_logits[0]).abs().max() < 1e-4 * plain_logits[0].abs().max()  # another row differs by 1
