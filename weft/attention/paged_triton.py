@@ -92,7 +92,8 @@ class PagedTritonCache:
         return PagedTritonAttend(self.pool, self._specs, batch)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        sources, targets = (torch.tensor(side, device=self.pool.device) for side in zip(*pairs, strict=True))
+        pinned = torch.tensor(pairs, pin_memory=self.pool.is_cuda)  # so that the copy waits for nobody
+        sources, targets = pinned.to(self.pool.device, non_blocking=True).unbind(1)
         self.pool[:, :, targets] = self.pool[:, :, sources]
 
 

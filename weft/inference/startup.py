@@ -51,7 +51,7 @@ class Seconds:
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """All that was chosen, and a runner made of it. description: the same in words.
+    """All that was chosen, and a runner made of it. description: the same in words.   overlap: one step behind.
 
     seconds: by part, what it took: weights, memory (to see what steps take), cache, graphs.
     """
@@ -64,6 +64,7 @@ class Ready:
     vocab_size: int
     description: str
     seconds: dict[str, float]
+    overlap: bool
 
 
 def start(
@@ -135,6 +136,7 @@ def start(
     with seconds.of("cache"):
         cache = backend.allocate(specs, geometry, placement.dtype, placement.device)
         runner = runner_over(cache, geometry)
+    overlap = placement.device.type == "cuda" if config.execution.overlap is None else config.execution.overlap
     captures = runner.can_capture and not config.execution.enforce_eager
     if captures:
         with seconds.of("graphs"):
@@ -145,7 +147,7 @@ def start(
         f"{operations_name} operations, {'prepacked' if placement.prepacked else 'plain'} linear layers; "
         f"attention {backend.name}, cache {geometry.num_blocks * bytes_per_block / 2**20:.0f} MiB "
         f"({geometry.num_blocks} blocks of {geometry.block_size} tokens); "
-        f"{f'{len(sizes.captured)} graphs' if captures else 'no graphs'}; "
+        f"{sizes if captures else 'no graphs'}; overlap {'on' if overlap else 'off'}; "
         f"policy {config.scheduler.policy}; max_model_len {limits.max_model_len}; ready after {seconds}"
     )
     return Ready(
@@ -157,6 +159,7 @@ def start(
         vocab_size=model_config.vocab_size,
         description=description,
         seconds=seconds.by_part,
+        overlap=overlap,
     )
 
 

@@ -49,6 +49,12 @@ class StepSizes:
         self.longest = [StepSize(_rounded(longest), count) for count in self._requests]
         self._captured = frozenset(self.captured)
 
+    def __str__(self) -> str:
+        return (
+            f"{len(self._decodes)} graphs of decodes ({self._decodes[0]} to {self._decodes[-1]} requests) and "
+            f"{len(self.captured) - len(self._decodes)} of longer steps (up to {max(self.captured).num_tokens} tokens)"
+        )
+
     def __contains__(self, size: StepSize) -> bool:
         """Whether it is captured."""
         return size in self._captured

@@ -35,7 +35,7 @@ def reference(
 
 
 @jit
-def _kernel(
+def _add_norm_kernel(
     addend,
     plane_stride,
     addend_stride,
@@ -104,7 +104,7 @@ def add_norm(
     total = torch.empty(count, columns, dtype=weight.dtype, device=addend.device)
     normed = torch.empty_like(total)
     if count and columns:
-        _kernel[(count,)](
+        _add_norm_kernel[(count,)](
             addend,
             addend.stride(0) if addend.ndim == 3 else 0,
             addend.stride(-2),
@@ -133,7 +133,7 @@ def _specialisation(dtype: str, columns: int, planes: int, *, early: bool = True
     strides = ("plane_stride", "addend_stride", "residual_stride")
     return Specialisation(
         name=f"{dtype}-E{columns}-planes{planes}" + ("-early" if early else ""),
-        kernel=_kernel,
+        kernel=_add_norm_kernel,
         signature={
             **dict.fromkeys(pointers, f"*{dtype}"),
             **dict.fromkeys(strides, "i32"),

@@ -49,7 +49,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @jit
-def _kernel(
+def _cache_write_kernel(
     qkv,
     qkv_stride,
     positions,
@@ -124,7 +124,7 @@ def rotate_and_write(
     block_d = padded_head_dim(head_dim)
     block_h = max(1, _ELEMENTS // block_d)
     normed = rotation.query_norm is not None
-    _kernel[(count, cdiv(num_query_heads + 2 * num_kv_heads, block_h))](
+    _cache_write_kernel[(count, cdiv(num_query_heads + 2 * num_kv_heads, block_h))](
         qkv,
         qkv.stride(0),
         positions,
@@ -154,7 +154,7 @@ def _specialisation(dtype: str, head_dim: int, normed: bool) -> Specialisation:
     block_d = padded_head_dim(head_dim)
     return Specialisation(
         name=f"{dtype}-D{head_dim}" + ("-norm" if normed else ""),
-        kernel=_kernel,
+        kernel=_cache_write_kernel,
         signature={
             "qkv": f"*{dtype}",
             "qkv_stride": "i32",

@@ -37,7 +37,7 @@ def reference(
 
 
 @jit
-def _kernel(
+def _commit_step_kernel(
     state_tokens,
     token_stride,
     most_tokens,
@@ -103,7 +103,7 @@ def commit_step(
         check_range("rows", rows, 0, len(state.token_ids) - 1)
         check_range("sequence_lengths", sequence_lengths, 0, state.token_ids.shape[1])
     if batch:
-        _kernel[(batch,)](
+        _commit_step_kernel[(batch,)](
             state.token_ids,
             state.token_ids.stride(0),
             state.token_ids.shape[1],
@@ -126,7 +126,7 @@ _INTEGERS = ("state_tokens", "computed", "num_steps", "rows", "lengths", "sample
 SPECIALISATIONS = tuple(
     Specialisation(
         name="early" if early else "plain",
-        kernel=_kernel,
+        kernel=_commit_step_kernel,
         signature={
             **dict.fromkeys(_INTEGERS, "*i64"),
             **dict.fromkeys(("token_stride", "most_tokens", "scratch", "most", "entries"), "i32"),

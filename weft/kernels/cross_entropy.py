@@ -27,7 +27,7 @@ def reference(hidden: Float[Tensor, "T E"], head: Float[Tensor, "V E"], targets:
 
 
 @jit
-def _kernel(logits, stride, targets, losses, vocab_size, BLOCK: tl.constexpr, IGNORED: tl.constexpr):
+def _cross_entropy_kernel(logits, stride, targets, losses, vocab_size, BLOCK: tl.constexpr, IGNORED: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets + row).to(tl.int64)
     line = logits + row * stride
@@ -69,7 +69,7 @@ class _CrossEntropy(torch.autograd.Function):
         for start in range(0, count, chunk):
             rows = slice(start, start + chunk)
             logits = functional.linear(hidden[rows], head)
-            _kernel[(len(logits),)](
+            _cross_entropy_kernel[(len(logits),)](
                 logits,
                 logits.stride(0),
                 targets[rows],
@@ -130,7 +130,7 @@ def cross_entropy(
 SPECIALISATIONS = tuple(
     Specialisation(
         name=dtype,
-        kernel=_kernel,
+        kernel=_cross_entropy_kernel,
         signature={
             "logits": f"*{dtype}",
             "stride": "i32",

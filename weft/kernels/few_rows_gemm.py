@@ -114,7 +114,7 @@ def reference(x: Float[Tensor, "T K"], weight: Float[Tensor, "N K"], *, swiglu: 
 
 
 @jit(do_not_specialize=["count", "inner", "part"])  # one form for every batch and every matrix
-def _kernel(
+def _few_rows_gemm_kernel(
     x,
     weight,
     out,
@@ -201,7 +201,7 @@ def few_rows_gemm(
         tile = MODEST if lean else WIDE if tall else CANDIDATES[x.element_size()][0]
     block_t = block_t_of(count)
     part = cdiv(cdiv(inner, planes), tile.block_k) * tile.block_k
-    _kernel[(cdiv(width, tile.block_n), planes, cdiv(count, block_t))](
+    _few_rows_gemm_kernel[(cdiv(width, tile.block_n), planes, cdiv(count, block_t))](
         TensorDescriptor.from_tensor(x, [block_t, tile.block_k]),
         TensorDescriptor.from_tensor(weight, [tile.block_n, tile.block_k]),
         out,
@@ -228,7 +228,7 @@ def _specialisation(
     size = f"n{tile.block_n}k{tile.block_k}w{tile.num_warps}s{tile.num_stages}"
     return Specialisation(
         name=f"{dtype}-T{block_t}-{size}" + "".join(f"-{mark}" for mark in marks if marks[mark]),
-        kernel=_kernel,
+        kernel=_few_rows_gemm_kernel,
         signature={
             "x": f"tensordesc<{dtype}[{block_t},{tile.block_k}]>",
             "weight": f"tensordesc<{dtype}[{tile.block_n},{tile.block_k}]>",

@@ -80,7 +80,7 @@ def reference(
 
 
 @jit
-def _kernel(
+def _gather_step_kernel(
     state_tokens,
     token_stride,
     computed,
@@ -168,7 +168,7 @@ def gather_step(
     step = _empty(state, batch, num_tokens)
     # A request of the longest step has all tokens but one of each other; of padding requests, which have none, fewer.
     columns = max(1, min(_MOST_COLUMNS, cdiv(num_tokens - batch, BLOCK) + 1))
-    _kernel[(batch + 1, columns)](
+    _gather_step_kernel[(batch + 1, columns)](
         state.token_ids,
         state.token_ids.stride(0),
         state.num_computed_tokens,
@@ -243,7 +243,7 @@ _OUTPUTS = ("out_tokens", "out_positions", "out_slots", "out_lengths", "out_tabl
 SPECIALISATIONS = (
     Specialisation(
         name="P64",
-        kernel=_kernel,
+        kernel=_gather_step_kernel,
         signature={
             **dict.fromkeys((*_INTEGERS, *_OUTPUTS), "*i64"),
             **dict.fromkeys(("temperatures", "out_temperatures"), "*fp32"),

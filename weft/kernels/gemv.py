@@ -111,7 +111,7 @@ def _sums_in_threads(values, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECE: t
 
 
 @jit(do_not_specialize=["count"])
-def _kernel(
+def _gemv_kernel(
     x,
     x_stride,
     weight,
@@ -235,7 +235,7 @@ def gemv(
     if count == 0 or width == 0:
         return out
     tile = tile or tile_of(inner, x.element_size(), swiglu=swiglu)
-    _kernel[(cdiv(width, tile.block_n),)](
+    _gemv_kernel[(cdiv(width, tile.block_n),)](
         x,
         x.stride(0),
         weight,
@@ -280,7 +280,7 @@ def _specialisation(
     return Specialisation(
         name=f"{dtype}-K{inner}-n{form.block_n}w{form.num_warps}"
         + "".join(f"-{mark}" for mark in marks if marks[mark]),
-        kernel=_kernel,
+        kernel=_gemv_kernel,
         signature={**dict.fromkeys(pointers, f"*{dtype}"), **dict.fromkeys(integers, "i32"), "epsilon": "fp32"},
         constants={
             "K": inner,

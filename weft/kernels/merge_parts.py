@@ -37,7 +37,7 @@ def reference(
 
 
 @jit
-def _kernel(
+def _merge_parts_kernel(
     parts,
     log_sums,
     num_parts,
@@ -133,7 +133,7 @@ def merge_parts(
                 )
     if batch == 0:
         return
-    _kernel[(cdiv(head_dim, BLOCK_C), num_query_heads, batch)](
+    _merge_parts_kernel[(cdiv(head_dim, BLOCK_C), num_query_heads, batch)](
         parts,
         log_sums,
         num_parts,
@@ -159,7 +159,7 @@ def merge_parts(
 def _specialisation(dtype: str, head_dim: int, *, early: bool) -> Specialisation:
     return Specialisation(
         name=f"{dtype}-D{head_dim}" + ("-early" if early else ""),
-        kernel=_kernel,
+        kernel=_merge_parts_kernel,
         signature={
             "parts": "*fp32",
             "log_sums": "*fp32",

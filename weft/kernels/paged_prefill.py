@@ -158,7 +158,7 @@ def _tiles(
 
 
 @jit
-def _kernel(
+def _paged_prefill_kernel(
     query,
     query_stride,
     pool_keys,
@@ -285,7 +285,7 @@ def paged_prefill(
     group = num_query_heads // num_kv_heads
     heads = min(group, tile.block_m)
     grid = (num_kv_heads * cdiv(group, heads), count // (tile.block_m // heads) + batch)
-    _kernel[grid](
+    _paged_prefill_kernel[grid](
         query,
         query.stride(0),
         paged.keys,
@@ -334,7 +334,7 @@ def _specialisation(
         name=f"{dtype}-D{head_dim}-P{block_size}-m{tile.block_m}n{tile.block_n}w{tile.num_warps}s{tile.num_stages}"
         + ("-masked" if masked else "")
         + ("-modest" if 90 not in capabilities else ""),
-        kernel=_kernel,
+        kernel=_paged_prefill_kernel,
         signature={
             **dict.fromkeys(tensors, f"*{dtype}"),
             **dict.fromkeys(integers, "*i64"),

@@ -28,7 +28,7 @@ def silu(x):
 
 
 @jit
-def _kernel(gate_up, stride, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _silu_multiply_kernel(gate_up, stride, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     if EARLY:
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
@@ -53,7 +53,7 @@ def silu_multiply(gate_up: Float[Tensor, "T 2*I"]) -> Float[Tensor, "T I"]:
     count, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(count, width, dtype=gate_up.dtype, device=gate_up.device)
     if count and width:
-        _kernel[(count, cdiv(width, BLOCK))](
+        _silu_multiply_kernel[(count, cdiv(width, BLOCK))](
             gate_up, gate_up.stride(0), out, width, BLOCK=BLOCK, num_warps=4, **early_launch(gate_up.device)
         )
     return out
@@ -62,7 +62,7 @@ def silu_multiply(gate_up: Float[Tensor, "T 2*I"]) -> Float[Tensor, "T I"]:
 SPECIALISATIONS = tuple(
     Specialisation(
         name=dtype + ("-early" if early else ""),
-        kernel=_kernel,
+        kernel=_silu_multiply_kernel,
         signature={"gate_up": f"*{dtype}", "stride": "i32", "out": f"*{dtype}", "width": "i32"},
         constants={"BLOCK": BLOCK, "EARLY": early},
         num_warps=4,

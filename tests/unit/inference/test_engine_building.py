@@ -139,7 +139,7 @@ def test_what_was_chosen_is_said_once(build: Build, caplog: pytest.LogCaptureFix
     assert caplog.messages == [engine.description]
     said = (
         r"llama on cpu in float32 \(.*\); plain operations, prepacked linear layers; "
-        r"attention paged_gather, cache \d+ MiB \(64 blocks of 16 tokens\); no graphs; policy fcfs"
+        r"attention paged_gather, cache \d+ MiB \(64 blocks of 16 tokens\); no graphs; overlap off; policy fcfs"
     )
     assert re.match(said, engine.description)
 

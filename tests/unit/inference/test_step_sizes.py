@@ -50,6 +50,10 @@ def test_steps_without_a_graph_come_in_multiples_of_sixteen_up_to_the_longest() 
     assert not any(size in sizes for size in launched)
 
 
+def test_what_is_captured_is_said_in_words() -> None:
+    assert str(sizes_of(16, 64)) == "6 graphs of decodes (1 to 16 requests) and 2 of longer steps (up to 64 tokens)"
+
+
 def test_about_twenty_batch_sizes_and_those_that_were_asked_for() -> None:
     assert len(decode_sizes(256)) == 22
     assert decode_sizes(1) == [1]
