@@ -98,7 +98,7 @@ def test_the_pool_takes_what_weights_and_state_leave_and_no_more(build: Build, m
     def with_room_for(blocks: float) -> None:
         there = weights + 2 * (counted + int(blocks * pool[:, :, 0].nbytes))
         numbers = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": there}
-        monkeypatch.setattr("weft.inference.startup.os", SimpleNamespace(sysconf=numbers.__getitem__))
+        monkeypatch.setattr("weft.inference.pool_memory.os", SimpleNamespace(sysconf=numbers.__getitem__))
 
     with_room_for(20.5)
     engine: Any = build(**options)

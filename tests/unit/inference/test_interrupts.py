@@ -1,12 +1,10 @@
 """Ctrl-C at any line of a step, in plain Python: whoever is left can be aborted, and the engine is as good as new."""
 
-import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
+from types import CodeType
 
 import pytest
 
+from tests.unit.inference.interrupts import interrupted_at
 from tests.unit.inference.toy_bench import Bench
 from weft.inference import block_allocator, pipeline, prefix_cache, scheduler
 
@@ -15,29 +13,8 @@ PARTS = {module.__file__ for module in (block_allocator, pipeline, prefix_cache,
 STRIDE = 71
 
 
-def interrupted_at(line: int, work: Callable[[], object]) -> bool:
-    """Run it up to the line of this number of those that decide; False if it has not so many."""
-    left = line
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename not in PARTS:
-            return None
-        left -= event == "line"
-        if left == 0:
-            sys.settrace(before)
-            raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
+def decides(code: CodeType) -> bool:
+    return code.co_filename in PARTS
 
 
 def served(bench: Bench) -> None:
@@ -55,7 +32,7 @@ def test_an_interrupt_leaves_neither_rows_nor_blocks_behind(overlap: bool) -> No
     line, gave_way, copied = 1, 0, 0
     while True:
         bench = Bench(scheduler, num_blocks=8, block_size=2, max_num_seqs=3, chunk=4, overlap=overlap)
-        if not interrupted_at(line, lambda bench=bench: served(bench)):  # type: ignore[misc]
+        if not interrupted_at(line, lambda bench=bench: served(bench), counts=decides):  # type: ignore[misc]
             break
         for request_id in ("a", "b", "c", "d"):
             bench.scheduler.finish(request_id, "abort")

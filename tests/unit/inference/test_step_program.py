@@ -1,15 +1,15 @@
 """A step on the device alone, in Triton's interpreter: what it takes from the host, and when its tokens are read."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from types import FrameType
+from types import CodeType
 from typing import Any
 
 import pytest
 import torch
 
+from tests.unit.inference.interrupts import interrupted_at
 from weft.inference.engine import Engine
 from weft.inference.plan import StepPlan
 from weft.inference.runner import StepHandle
@@ -24,6 +24,11 @@ pytestmark = pytest.mark.skipif(
     not runs_on(torch.device("cpu")), reason="Triton is Linux-only, and kernels run on CUDA"
 )
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+def launches(code: CodeType) -> bool:
+    """Whether these lines launch a step."""
+    return code.co_name in ("_run_program", "_mark") and code.co_filename.endswith("runner.py")
 
 
 @pytest.fixture
@@ -121,7 +126,7 @@ def test_wherever_a_step_is_interrupted_the_next_ones_read_their_own_tokens(engi
     for place in count(1):
         engine.add_request("a", [3, 4], params)
         engine.step()
-        if not interrupted_at(place, engine.step):
+        if not interrupted_at(place, engine.step, counts=launches):
             break
         while engine.has_unfinished_requests():
             assert [output.new_token_ids for output in engine.step()] == [(int(steps) % 90,)]
@@ -152,31 +157,6 @@ def test_a_step_is_launched_on_the_device_of_its_state(engine: Engine, monkeypat
     with pytest.raises(Entered) as entered:
         engine.step()
     assert entered.value.args == (torch.device("cuda:1"),)
-
-
-def interrupted_at(line: int, work: Callable[[], object]) -> bool:
-    """Run it up to the line of this number of those that launch a step; False if it has not so many."""
-    left = line
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal left
-        if frame.f_code.co_name not in ("_run_program", "_mark") or not frame.f_code.co_filename.endswith("runner.py"):
-            return None
-        left -= event == "line"
-        if left == 0:
-            sys.settrace(before)
-            raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
 
 
 def test_a_chunk_ahead_of_a_decode_gives_neither_token_nor_logits(build: Build) -> None:

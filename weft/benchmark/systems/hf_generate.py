@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
 
 import torch
 
 from weft.benchmark.measure import Answer, Outcome
 from weft.benchmark.provenance import installed_version
 from weft.benchmark.served_model import ServedModel
+from weft.benchmark.token_times import TokenTimes
 from weft.benchmark.workload import Job, Workload
 
 
@@ -36,30 +36,13 @@ class HuggingFaceGenerate:
         from transformers import GenerationConfig
 
         prompt = torch.tensor([job.prompt_token_ids], device=self._device)
-        times = _Times(start)
+        times = TokenTimes(start)
         config = GenerationConfig(
             do_sample=False, max_new_tokens=job.num_output_tokens, eos_token_id=None, pad_token_id=0
         )
         mask = torch.ones_like(prompt)
         sequences = self._model.generate(prompt, attention_mask=mask, generation_config=config, streamer=times)
-        return Answer(token_ids=tuple(sequences[0, prompt.shape[1] :].tolist()), times=tuple(times.tokens))
-
-
-class _Times:
-    """A streamer of `generate`: handed the prompt first, then each token as it is known."""
-
-    def __init__(self, start: float) -> None:
-        self.tokens: list[float] = []
-        self._start = start
-        self._seen_prompt = False
-
-    def put(self, value: Any) -> None:
-        if self._seen_prompt:
-            self.tokens.append(perf_counter() - self._start)
-        self._seen_prompt = True
-
-    def end(self) -> None:
-        pass
+        return Answer(token_ids=tuple(sequences[0, prompt.shape[1] :].tolist()), times=tuple(times.seconds))
 
 
 SYSTEM = HuggingFaceGenerate

@@ -5,13 +5,13 @@ A request counts with the tokens that it asked for; what its batch computes beyo
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
 
 import torch
 
 from weft.benchmark.measure import Answer, Outcome
 from weft.benchmark.provenance import installed_version
 from weft.benchmark.served_model import ServedModel
+from weft.benchmark.token_times import TokenTimes
 from weft.benchmark.workload import Job, Workload
 
 
@@ -45,7 +45,7 @@ class HuggingFaceStatic:
         padding = [longest - len(job.prompt_token_ids) for job in batch]
         rows = [[0] * count + list(job.prompt_token_ids) for count, job in zip(padding, batch, strict=True)]
         mask = [[0] * count + [1] * (longest - count) for count in padding]
-        times = _Times(start)
+        times = TokenTimes(start)
         sequences = self._model.generate(
             torch.tensor(rows, device=self._device),
             attention_mask=torch.tensor(mask, device=self._device),
@@ -60,28 +60,11 @@ class HuggingFaceStatic:
         return [
             Answer(
                 token_ids=tuple(tokens[: job.num_output_tokens]),
-                times=tuple(times.tokens[: job.num_output_tokens]),
+                times=tuple(times.seconds[: job.num_output_tokens]),
                 entered_s=entered,
             )
             for tokens, job in zip(sequences[:, longest:].tolist(), batch, strict=True)
         ]
-
-
-class _Times:
-    """A streamer of `generate`: handed the prompts first, then a token of every request as it is known."""
-
-    def __init__(self, start: float) -> None:
-        self.tokens: list[float] = []
-        self._start = start
-        self._seen_prompt = False
-
-    def put(self, value: Any) -> None:
-        if self._seen_prompt:
-            self.tokens.append(perf_counter() - self._start)
-        self._seen_prompt = True
-
-    def end(self) -> None:
-        pass
 
 
 SYSTEM = HuggingFaceStatic
