@@ -70,11 +70,7 @@ class Engine:
         self._scheduler = Scheduler(
             config.scheduler, policy, self.geometry, prefix_caching=config.cache.enable_prefix_caching
         )
-        self._pipeline = Pipeline(
-            self._scheduler,
-            self._runner,
-            overlap=ready.overlap,
-        )
+        self._pipeline = Pipeline(self._scheduler, self._runner, overlap=ready.overlap)
         self._clock = clock
         self._queue_limits = config.scheduler.max_num_queued_requests, config.scheduler.max_num_queued_tokens
         self._seeds = Random(config.model.seed)

@@ -4,7 +4,6 @@ On a GPU the largest step is run, and the largest graph captured, over a pool of
 take; the pool gets what is left, and then all graphs are captured, since they hold addresses.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,10 +16,11 @@ from torch import nn
 
 from weft.attention import PREFERRED, find_backend
 from weft.attention.interface import AttentionBackend, AttentionSpec, Cache
-from weft.config import BlockGeometry, CacheConfig, EngineConfig, ExecutionConfig, Limits
+from weft.config import BlockGeometry, EngineConfig, ExecutionConfig, Limits
 from weft.errors import ConfigError
 from weft.inference.device_state import DeviceState
 from weft.inference.placement import Placement, place
+from weft.inference.pool_memory import PoolMemory
 from weft.inference.runner import ModelRunner, Observer
 from weft.inference.sampler import GumbelSampler, KernelSampler, Sampler
 from weft.inference.step_sizes import StepSizes, tokens_worth
@@ -89,7 +89,7 @@ def start(
     wanted = backend.geometry(limits, config.cache)
     bytes_per_block = backend.bytes_per_block(specs, wanted, placement.dtype)
     state_bytes = DeviceState.bytes_for(limits, wanted)
-    memory = _Memory(config.cache, placement.device)
+    memory = PoolMemory(config.cache, placement.device)
     # Without what steps take, and before the weights are read: what cannot fit at all.
     geometry = memory.fit(wanted, bytes_per_block, state_bytes, weight_bytes=weight_bytes)
     with seconds.of("weights"):
@@ -221,44 +221,3 @@ def _operations(config: ExecutionConfig, placement: Placement) -> tuple[str, Cal
     if choice == "auto":
         return "fused", FusedOperations
     return f"fused ({choice})", partial(FusedOperations, choose=forced(choice))
-
-
-class _Memory:
-    """How many blocks fit into the memory that the cache may have."""
-
-    def __init__(self, config: CacheConfig, device: torch.device) -> None:
-        self._config = config
-        self._device = device
-
-    def fit(
-        self, geometry: BlockGeometry, bytes_per_block: int, other_bytes: int, *, weight_bytes: int = 0
-    ) -> BlockGeometry:
-        """The geometry, with no more blocks than there is room for where their number was left open.
-
-        other_bytes: what the cache has to leave: the device's state, and what steps take.
-        weight_bytes: what is still to be read.
-        Raises: ConfigError, with the numbers, if what was asked for does not fit.
-        """
-        if self._device.type == "cuda":
-            there = torch.cuda.mem_get_info(self._device)[0]
-        else:
-            there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if weight_bytes > there:
-            raise ConfigError(
-                f"the weights take {weight_bytes / 2**30:.1f} GiB, "
-                f"and {there / 2**30:.1f} GiB are there on {self._device}",
-                hint="a smaller dtype or model, or a device with more memory",
-            )
-        budget = int((there - weight_bytes) * self._config.gpu_memory_utilization)
-        fitting = (budget - other_bytes) // bytes_per_block - 1  # one more block is scratch
-        if geometry.num_blocks <= fitting:
-            return geometry
-        if geometry.shareable and self._config.num_blocks is None and fitting >= 1:
-            return replace(geometry, num_blocks=fitting)
-        needed = (geometry.num_blocks + 1) * bytes_per_block + other_bytes
-        raise ConfigError(
-            f"the cache needs {needed / 2**30:.1f} GiB ({geometry.num_blocks} blocks "
-            f"of {geometry.block_size} tokens) and {budget / 2**30:.1f} GiB may be used"
-            + (f", beside {weight_bytes / 2**30:.1f} GiB of weights" if weight_bytes else ""),
-            hint="lower num_blocks, max_model_len or max_num_seqs, or raise gpu_memory_utilization",
-        )

@@ -189,6 +189,6 @@ def _open(file: Path) -> GGUFReader:
 def _dequantize(tensor: ReaderTensor) -> np.ndarray:
     try:
         return dequantize(tensor.data, tensor.tensor_type)
-    except NotImplementedError as error:
+    except NotImplementedError as error:  # how the gguf package says that it knows the type and cannot dequantise it
         kind = GGMLQuantizationType(tensor.tensor_type).name
         raise UnsupportedCheckpointError(f"tensor {tensor.name!r} is quantised with {kind}") from error
