@@ -181,7 +181,7 @@ class SchedulerConfig:
 @strict
 @dataclass(frozen=True, kw_only=True)
 class ExecutionConfig:
-    """How a step reaches the device. None of it changes what is computed but for the order of sums in `operations`.
+    """How a step reaches the device. No token in float32 depends on it; last bits do, on kernels and padded sizes.
 
     enforce_eager: no CUDA graphs; every step is launched kernel by kernel.
     overlap: plan a step while the device runs the one before, and read tokens one step late; None: on CUDA only.
