@@ -2,13 +2,16 @@
 
 from typing import Any
 
+from weft.config import EngineConfig
 from weft.errors import ConfigError
 
 _WORDS = {"true": True, "false": False, "none": None}
 
 
 def parse_engine_options(text: str | None) -> dict[str, Any]:
-    """Names and values; a value with colons is a tuple. Raises: ConfigError for what is no `name=value`.
+    """Names and values; a value with colons is a tuple.
+
+    Raises: ConfigError for what is no `name=value`, and what `EngineConfig` raises for a name or value of its own.
 
     >>> parse_engine_options("overlap=false,max_num_seqs=8,graph_batch_sizes=1:8,policy=fcfs")
     {'overlap': False, 'max_num_seqs': 8, 'graph_batch_sizes': (1, 8), 'policy': 'fcfs'}
@@ -21,6 +24,9 @@ def parse_engine_options(text: str | None) -> dict[str, Any]:
         if name in options:
             raise ConfigError(f"engine={text!r} gives {name} twice")
         options[name] = tuple(map(_value, value.split(":"))) if ":" in value else _value(value)
+    sizes = options.get("graph_batch_sizes")
+    batches = [size for size in sizes if isinstance(size, int) and size > 0] if isinstance(sizes, tuple) else []
+    EngineConfig.of(**{"model": "any", "max_num_seqs": max(batches, default=1)} | options)
     return options
 
 

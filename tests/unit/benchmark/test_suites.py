@@ -1,5 +1,6 @@
 """The standing workloads are what their description says, and run end to end on a tiny shape."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from weft.benchmark.decode_steps import read_bytes
 from weft.benchmark.engine_options import parse_engine_options
 from weft.benchmark.experiments.offline import EXPERIMENT, OfflineOptions
+from weft.benchmark.experiments.plan import PlanOptions
+from weft.benchmark.experiments.steps import StepsOptions
 from weft.benchmark.measure import Answer, Outcome, best_rows_of
 from weft.benchmark.progress import show_nothing
 from weft.benchmark.published import PEERS, PROTOTYPE_STEPS, READ_TB_PER_S, READY_S
@@ -20,7 +23,7 @@ from weft.benchmark.suites import SUITES, Case, Suite, chosen_suites
 from weft.benchmark.systems.hf_static import HuggingFaceStatic
 from weft.benchmark.systems.weft import WeftSystem
 from weft.benchmark.workload import Workload
-from weft.errors import ConfigError
+from weft.errors import ConfigError, WeftError
 
 # suite: shape, and for each case requests in flight, requests, bounds of prompts, bounds of outputs
 DESCRIBED = {
@@ -344,3 +347,31 @@ def test_engine_options_have_types() -> None:
     assert parse_engine_options(None) == {}
     with pytest.raises(ConfigError, match="twice"):
         parse_engine_options("overlap=true,overlap=false")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("foo=1", "foo"),
+        ("enforce_eager=maybe", "enforce_eager must be True or False, got 'maybe'"),
+        ("max_num_seqs=4,graph_batch_sizes=1:8", "only max_num_seqs=4 requests"),
+        ("graph_batch_sizes=0:8", "graph_batch_sizes must be a positive integer, got 0"),
+    ],
+)
+def test_what_no_engine_takes_is_an_error_before_anything_runs(text: str, message: str) -> None:
+    with pytest.raises(WeftError, match=re.escape(message)):
+        parse_engine_options(text)
+
+
+def test_graphs_of_large_batches_need_no_word_about_how_many_run() -> None:
+    assert parse_engine_options("graph_batch_sizes=1:64") == {"graph_batch_sizes": (1, 64)}
+
+
+def test_more_requests_than_the_engine_runs_cannot_decode_at_once() -> None:
+    with pytest.raises(ConfigError, match="batch=2 requests do not decode at once in an engine of max_num_seqs=1"):
+        StepsOptions(batch="1,2", engine="max_num_seqs=1")
+
+
+def test_a_plan_needs_a_dtype_by_name() -> None:
+    with pytest.raises(ConfigError, match="dtype='auto'"):
+        PlanOptions(dtype="auto")

@@ -14,6 +14,7 @@ from weft.benchmark.options import numbers, option
 from weft.benchmark.progress import Progress
 from weft.benchmark.row import Row
 from weft.config import ModelConfig, positive
+from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     from weft.layers.kernel_choice import ProductShape, Use
@@ -33,6 +34,8 @@ class PlanOptions:
         positive("PlanOptions", max_num_seqs=self.max_num_seqs, compute_capability=self.compute_capability)
         if self.batch is not None:
             numbers("batch", self.batch)
+        if self.dtype == "auto":
+            raise ConfigError("dtype='auto' is a checkpoint's to say, and a shape has none", hint="bfloat16 or float32")
 
 
 def run(options: PlanOptions, progress: Progress) -> Iterator[Row]:

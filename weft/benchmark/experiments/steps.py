@@ -40,8 +40,13 @@ class StepsOptions:
 
     def __post_init__(self) -> None:
         positive("StepsOptions", steps=self.steps, repetitions=self.repetitions)
-        numbers("batch", self.batch)
-        parse_engine_options(self.engine)
+        most = parse_engine_options(self.engine).get("max_num_seqs")
+        for batch in numbers("batch", self.batch):
+            if most is not None and batch > most:
+                raise ConfigError(
+                    f"batch={batch} requests do not decode at once in an engine of max_num_seqs={most}",
+                    hint="leave max_num_seqs out: it is the largest batch",
+                )
         shortest = self.steps * self.repetitions // 2 + 16
         for context in numbers("context", self.context):
             if context < shortest:
