@@ -204,7 +204,9 @@ def _operations(config: ExecutionConfig, placement: Placement) -> tuple[str, Cal
         what = f"operations={asked!r} on {device}" if is_plain else "prepacked linear layers, which multiply themselves"
         raise ConfigError(
             f"kernel_choice={choice!r} has no effect on {what}",
-            hint="operations='fused' and cpu_linear='plain', or kernel_choice='auto'",
+            hint="operations='fused' and cpu_linear='plain', or kernel_choice='auto'"
+            if runs_on(device)
+            else "kernel_choice='auto': what can be forced runs on CUDA",
         )
     if is_plain:
         return "plain", PlainOperations
