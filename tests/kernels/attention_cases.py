@@ -103,7 +103,8 @@ def roundings(
     of_delta = ((of_output + SINGLE * head_dim * output.abs()) * do.abs()).sum(-1, keepdim=True)
     difference = (do @ v.mT - (output * do).sum(-1, keepdim=True)).abs()
     of_difference = of_delta + SINGLE * (head_dim + 4) * size
-    least = rounding * torch.finfo(tensors[0].dtype).smallest_normal  # below it digits are lost
+    # Below the smallest normal number of its dtype a result loses digits; float32 arithmetic on a GPU makes it zero.
+    least = max(rounding * torch.finfo(tensors[0].dtype).smallest_normal, torch.finfo(torch.float32).smallest_normal)
     weights_off = rounding * weights + of_weight + least
     slopes = weights * difference
     off = (rounding + 2 * SINGLE) * slopes + weights * of_difference + of_weight * (difference + of_difference) + least

@@ -143,9 +143,9 @@ def own_reference(step: Step) -> tuple[Tensor, Tensor]:
 
 
 def torch_low_precision(step: Step) -> Tensor:
-    """As HuggingFace computes it in this dtype: each product of the rotation rounded, then torch's attention."""
-    if step.scoring.soft_cap is not None:
-        return own_reference(step)[0]
+    """As HuggingFace computes it in this dtype: each product of the rotation rounded, then torch's attention; under a
+    cap, which that does not know, products, cap, softmax and products one after the other.
+    """
     pool = step.pool.clone()
     query = cache_write.reference(step.qkv, step.new.positions, step.new.slots, step.new.rotation, pool, LAYER)
     out = torch.zeros(len(query), step.num_query_heads * query.shape[2], dtype=query.dtype, device=query.device)
@@ -162,10 +162,16 @@ def torch_low_precision(step: Step) -> Tensor:
         if step.scoring.window is not None:
             seen &= places > asking - step.scoring.window
         rows = query[first : first + count].transpose(0, 1)
-        attended = functional.scaled_dot_product_attention(
-            rows[None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None], seen, scale=step.scoring.scale
-        )
-        out[first : first + count] = attended[0].transpose(0, 1).flatten(1)
+        cap = step.scoring.soft_cap
+        if cap is not None:
+            scores = cap * torch.tanh(rows @ keys.permute(1, 2, 0) * step.scoring.scale / cap)
+            weights = scores.masked_fill(~seen, -torch.inf).softmax(-1, dtype=torch.float32).to(query.dtype)
+            attended = weights @ values.transpose(0, 1)
+        else:
+            attended = functional.scaled_dot_product_attention(
+                rows[None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None], seen, scale=step.scoring.scale
+            )[0]
+        out[first : first + count] = attended.transpose(0, 1).flatten(1)
     return out
 
 

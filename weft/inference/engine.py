@@ -10,7 +10,7 @@ import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from random import Random
-from typing import SupportsIndex
+from typing import SupportsIndex, cast
 
 from weft.config import EngineConfig, is_duration
 from weft.errors import (
@@ -83,16 +83,18 @@ class Engine:
 
     def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         """Raise the typed error that `add_request` would raise, and change nothing."""
-        token_ids = as_token_ids(prompt_token_ids)
+        self._check(as_token_ids(prompt_token_ids), params)
+
+    def _check(self, token_ids: list[int], params: SamplingParams) -> None:
         if not isinstance(params, SamplingParams):
             raise SamplingParamsError(f"params must be SamplingParams, got {params!r}")
         if not token_ids:
             raise EmptyPromptError("the prompt has no tokens", hint="give at least one token, a BOS for instance")
-        for index, token in enumerate(token_ids):
-            if not 0 <= token < self.vocab_size:
-                raise TokenOutOfRangeError(
-                    f"prompt_token_ids[{index}]={token} is outside the vocabulary of {self.vocab_size} tokens"
-                )
+        if not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
+            index = next(index for index, token in enumerate(token_ids) if not 0 <= token < self.vocab_size)
+            raise TokenOutOfRangeError(
+                f"prompt_token_ids[{index}]={token_ids[index]} is outside the vocabulary of {self.vocab_size} tokens"
+            )
         if len(token_ids) >= self.limits.max_model_len:
             raise ContextLengthError(
                 f"the prompt has {len(token_ids)} tokens, which leaves no room for a new one in "
@@ -135,7 +137,7 @@ class Engine:
         if request_id in self._scheduler:
             raise DuplicateRequestError(f"request_id={request_id!r} is still in use")
         token_ids = as_token_ids(prompt_token_ids)
-        self.validate(token_ids, params)
+        self._check(token_ids, params)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise RequestError(f"priority must be an integer, got {priority!r}")
         if abs(priority) > MAX_PRIORITY:
@@ -226,12 +228,14 @@ def as_token_ids(prompt: Iterable[object]) -> list[int]:
         or getattr(prompt, "ndim", 1) == 0
     ):
         raise RequestError(f"prompt_token_ids must be a list of token ids, got {prompt!r}")
-    token_ids = []
+    if isinstance(prompt, list | tuple) and set(map(type, prompt)) == {int}:
+        return list(prompt)  # a step's worth of tokens one by one would take longer than the step
+    token_ids: list[int] = []
     for index, token in enumerate(prompt):
-        if isinstance(token, bool) or not isinstance(token, SupportsIndex):
-            raise RequestError(f"prompt_token_ids[{index}] must be an integer, got {token!r}")
         try:
-            token_ids.append(operator.index(token))
-        except TypeError as error:  # a tensor of several elements, or of floats
+            if isinstance(token, bool):
+                raise TypeError("a truth value is no token")
+            token_ids.append(operator.index(cast("SupportsIndex", token)))
+        except TypeError as error:  # a text, a float, a tensor of several elements
             raise RequestError(f"prompt_token_ids[{index}] must be an integer, got {token!r}") from error
     return token_ids

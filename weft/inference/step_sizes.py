@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from weft.config import Limits
 
 # A launch takes the host about 120 µs, a layer takes eleven, and large products run at about 600 TFLOP/s: beyond so
-# many tokens a step takes the device longer than its launches take the host, and a graph would gain nothing.
-_LAUNCH_S, _LAUNCHES_PER_LAYER, _FLOP_PER_S = 120e-6, 11, 600e12
+# many tokens a step takes the device twice as long as its launches take the host, which has half of its time for all
+# else, and a graph would gain nothing.
+_LAUNCH_S, _LAUNCHES_PER_LAYER, _FLOP_PER_S, _DEVICE_OVER_HOST = 120e-6, 11, 600e12, 2
 _ROUNDING = 16  # of tokens where no graph is: kernels are compiled anew for numbers that are no multiple of it
 
 
@@ -75,10 +76,10 @@ def tokens_worth(num_parameters: int, num_layers: int) -> int:
     """Tokens of the longest step that is worth a graph: of a small model many, of a large one few.
 
     >>> tokens_worth(190_000_000, 12), tokens_worth(8_000_000_000, 32)
-    (25010, 1584)
+    (50021, 3168)
     """
     launching_s = num_layers * _LAUNCHES_PER_LAYER * _LAUNCH_S
-    return int(launching_s * _FLOP_PER_S / (2 * num_parameters))
+    return int(_DEVICE_OVER_HOST * launching_s * _FLOP_PER_S / (2 * num_parameters))
 
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
