@@ -15,12 +15,15 @@ from weft.inference.plan import Admission, NewBlocks, StepPlan
 from weft.inference.policies.interface import Policy
 from weft.inference.prefix_cache import PrefixCache
 from weft.inference.request import FinishReason, Request
+from weft.inference.token_logprobs import TokenLogprobs
 
 
 class StepOutput(NamedTuple):
     """What one step gave one request.
 
     stop_reason: the stop token that ended it, if one did.   num_cached_tokens: of its prompt, found in the cache.
+    logprobs: one for each new token, or none if the request asks for none.
+    prompt_logprobs: with the first token, one for each token of the prompt, None for the first, which nothing precedes.
     """
 
     request_id: str
@@ -29,6 +32,8 @@ class StepOutput(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     num_cached_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -203,7 +208,8 @@ class Scheduler:
             request.num_unread_tokens -= 1
             ended = request.stop_after(token)
             if ended is None:
-                give(make(StepOutput, (request.request_id, (token,), False, None, None, request.num_cached_tokens)))
+                cached = request.num_cached_tokens
+                give(make(StepOutput, (request.request_id, (token,), False, None, None, cached, (), None)))
             else:
                 give(self._end(request, (token,), *ended))
         return outputs
