@@ -7,6 +7,7 @@ Knows names and ranges only: which policies, backends and models exist is known 
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from weft.errors import ConfigError, UnknownArgumentError
@@ -21,15 +22,18 @@ DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half
 Config = TypeVar("Config")
 
 
-def strict(cls: type[Config]) -> type[Config]:
-    """Class decorator: an unknown keyword is an error that names the nearest known one."""
+def strict(cls: type[Config], *, unsupported: Mapping[str, str] = MappingProxyType({})) -> type[Config]:
+    """Class decorator: an unknown keyword is an error that names the nearest known one.
+
+    unsupported: names that people know from elsewhere, and for each a hint at what is there instead.
+    """
     construct = cls.__init__
     known = {item.name for item in fields(cls)}  # type: ignore[arg-type]  # decorates dataclasses only
 
     def checked(self: Config, *args: Any, **options: Any) -> None:
         for name in options:
             if name not in known:
-                raise UnknownArgumentError(cls.__name__, name, known)
+                raise UnknownArgumentError(cls.__name__, name, known, hint=unsupported.get(name))
         construct(self, *args, **options)
 
     cls.__init__ = checked  # type: ignore[assignment]  # mypy types a class's __init__ as taking no arguments

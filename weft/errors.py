@@ -42,9 +42,10 @@ class ConfigError(WeftError, ValueError):
 class UnknownArgumentError(ConfigError, TypeError):
     """A keyword that nothing reads."""
 
-    def __init__(self, owner: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, owner: str, name: str, known: Iterable[str], *, hint: str | None = None) -> None:
+        """hint: what to do instead; None names the nearest of `known`."""
         self.name = name
-        super().__init__(f"{owner} got an unknown argument {name!r}", hint=nearest(name, known))
+        super().__init__(f"{owner} got an unknown argument {name!r}", hint=hint or nearest(name, known))
 
 
 class RequestError(WeftError, ValueError):

@@ -97,7 +97,7 @@ def test_a_seed_repeats_a_text(model: str, capsys: pytest.CaptureFixture[str]) -
     ("arguments", "message", "hint"),
     [
         (["row", "--model", "nobody/nothing"], "model='nobody/nothing' is no alias", "aliases: smollm2-135m"),
-        (["row", "--max-tokens", "0"], "max_tokens must be a positive integer", "until the context is full"),
+        (["row", "--max-tokens", "0"], "max_tokens must be an integer from 1 on", "until the context is full"),
         (["row", "--dtype", "fp8"], "unknown dtype='fp8'", "one of auto, float32"),
         (["row", "--max-model-len", "65"], "max_model_len=65 exceeds the 64 positions", "never trained"),
         (["", "--max-tokens", "5"], "prompts[0]: the prompt has no tokens", "BOS"),

@@ -34,6 +34,18 @@ from weft.models.checkpoint.interface import Checkpoint
 
 logger = logging.getLogger("weft")
 
+# Refused at any value but the default until they are honoured: nothing is dropped in silence.
+_NOT_HONOURED = frozenset(
+    {
+        *("n", "stop", "include_stop_str_in_output"),
+        *("detokenize", "skip_special_tokens", "spaces_between_special_tokens"),
+        *("logprobs", "prompt_logprobs"),
+        *("top_k", "top_p", "min_p", "min_tokens", "logit_bias", "bad_words", "allowed_token_ids"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    }
+)
+_DEFAULTS = SamplingParams()
+
 MAX_PRIORITY = 2**53  # whole numbers up to here are exact in a float, in which policies reckon
 
 
@@ -108,11 +120,7 @@ class Engine:
                 f"tokens, and the pool holds {self.geometry.num_blocks * self.geometry.block_size}",
                 hint="lower max_tokens or raise num_blocks",
             )
-        for token in params.stop_token_ids:
-            if token >= self.vocab_size:
-                raise SamplingParamsError(
-                    f"stop_token_ids holds {token}, outside the vocabulary of {self.vocab_size} tokens"
-                )
+        self._check(params, num_new_tokens=self._max_len(len(token_ids), params) - len(token_ids))
 
     def add_request(
         self,
@@ -196,6 +204,35 @@ class Engine:
     def abort(self, request_id: str) -> StepOutput | None:
         """`finish` for a caller who no longer wants the answer."""
         return self.finish(request_id, "abort")
+
+    def _check(self, params: SamplingParams, *, num_new_tokens: int) -> None:
+        """What params cannot know by themselves: the vocabulary, how many new tokens there will be at most."""
+        for name in sorted(_NOT_HONOURED):
+            value = getattr(params, name)
+            if value != getattr(_DEFAULTS, name):
+                raise SamplingParamsError(f"{name}={value!r} is a setting that this engine does not have yet")
+        token_ids_by_name: list[tuple[str, Iterable[int]]] = [
+            ("stop_token_ids", params.stop_token_ids),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+            ("logit_bias", dict(params.logit_bias or ())),
+        ]
+        for word in params.bad_words:
+            if isinstance(word, str):
+                raise SamplingParamsError(
+                    f"bad_words holds {word!r}, and the engine knows no text", hint="give lists of token ids"
+                )
+            token_ids_by_name.append(("bad_words", word))
+        for name, token_ids in token_ids_by_name:
+            for token in token_ids:
+                if token >= self.vocab_size:
+                    raise SamplingParamsError(
+                        f"{name} holds {token}, outside the vocabulary of {self.vocab_size} tokens"
+                    )
+        if params.min_tokens > num_new_tokens:
+            raise SamplingParamsError(
+                f"min_tokens={params.min_tokens} is more than the {num_new_tokens} that the prompt leaves room for",
+                hint="lower min_tokens, shorten the prompt, or raise max_model_len",
+            )
 
     def _max_len(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         """Total tokens at which a request ends by length: asked for, or as many as context and pool hold."""

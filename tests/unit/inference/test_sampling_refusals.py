@@ -1,0 +1,51 @@
+"""What an engine refuses of sampling parameters when a request is submitted, and that the others go on."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from weft.errors import SamplingParamsError
+from weft.inference.engine import Engine
+from weft.inference.sampling_params import SamplingParams
+
+Build = Callable[..., Engine]
+
+VOCAB, CONTEXT = 97, 64
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"stop_token_ids": [VOCAB]}, "stop_token_ids holds 97, outside the vocabulary of 97 tokens"),
+    ({"allowed_token_ids": [3, VOCAB]}, "allowed_token_ids holds 97, outside"),
+    ({"logit_bias": {3: 1, 2**70: 1}}, f"logit_bias holds {2**70}, outside"),
+    ({"bad_words": [[3], [4, VOCAB]]}, "bad_words holds 97, outside"),
+    ({"bad_words": [[3], "word"]}, "bad_words holds 'word', and the engine knows no text"),
+    ({"min_tokens": CONTEXT, "max_tokens": None}, "min_tokens=64 is more than the 61 that the prompt leaves room for"),
+]
+
+
+@pytest.fixture(scope="module")
+def engine(build: Build) -> Engine:
+    return build()
+
+
+@pytest.fixture
+def _everything_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.inference.engine._NOT_HONOURED", frozenset())
+
+
+@pytest.mark.usefixtures("_everything_is_honoured")
+@pytest.mark.parametrize(("given", "message"), REFUSED, ids=lambda given: str(given)[:30])
+def test_what_only_the_engine_knows_is_refused_at_submission(
+    given: dict[str, Any], message: str, engine: Engine
+) -> None:
+    engine.add_request("beside", [3, 4], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    with pytest.raises(SamplingParamsError, match=f"^{message}"):
+        engine.add_request("bad", [3, 4, 5], SamplingParams(**given))
+    ended = []
+    while engine.has_unfinished_requests():
+        ended += [(output.request_id, output.finish_reason) for output in engine.step() if output.finished]
+    assert ended == [("beside", "length")]
+
+
+def test_what_is_not_honoured_yet_is_refused_by_name(engine: Engine) -> None:
+    with pytest.raises(SamplingParamsError, match="top_k=4 is a setting that this engine does not have yet"):
+        engine.validate([3, 4], SamplingParams(top_k=4))
