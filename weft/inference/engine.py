@@ -120,7 +120,7 @@ class Engine:
                 f"tokens, and the pool holds {self.geometry.num_blocks * self.geometry.block_size}",
                 hint="lower max_tokens or raise num_blocks",
             )
-        self._check(params, num_new_tokens=self._max_len(len(token_ids), params) - len(token_ids))
+        self._check_params(params, num_new_tokens=self._max_len(len(token_ids), params) - len(token_ids))
 
     def add_request(
         self,
@@ -205,7 +205,7 @@ class Engine:
         """`finish` for a caller who no longer wants the answer."""
         return self.finish(request_id, "abort")
 
-    def _check(self, params: SamplingParams, *, num_new_tokens: int) -> None:
+    def _check_params(self, params: SamplingParams, *, num_new_tokens: int) -> None:
         """What params cannot know by themselves: the vocabulary, how many new tokens there will be at most."""
         for name in sorted(_NOT_HONOURED):
             value = getattr(params, name)

@@ -22,7 +22,7 @@ from weft.kernels.specialisation import Specialisation
 
 MOST_SPLITS = 16
 _USUAL_SPLITS = 8  # the most that are chosen unasked
-_PROGRAMS = 256  # about two for each multiprocessor
+_PROGRAMS = 128  # one for each multiprocessor: with 64 rows of x two do not fit on one, and the second half would queue
 _LEAST_INNER = 512  # columns of a part, below which starting it costs more than it reads
 
 
@@ -97,7 +97,7 @@ def splits_of(outer: int, inner: int) -> int:
     """Parts into which the inside of a matrix `[outer, inner]` is best cut: a power of two, whatever the batch.
 
     >>> splits_of(4096, 4096), splits_of(2048, 8192), splits_of(28672, 4096)
-    (4, 8, 1)
+    (2, 4, 1)
     """
     wanted = max(1, _PROGRAMS // cdiv(outer, 64))
     wanted = 1 << (wanted.bit_length() - 1)
