@@ -1,0 +1,54 @@
+"""Which kernel multiplies: what an H200 showed, and that a row's planes never depend on the batch."""
+
+import pytest
+import torch
+
+from weft.kernels import few_rows_gemm
+from weft.layers.kernel_choice import ProductShape, Use, choose
+
+MATRICES: dict[str, tuple[int, int, Use]] = {
+    "qkv": (3072, 2048, "plain"),
+    "output": (2048, 2048, "added"),
+    "gate-up": (16_384, 2048, "swiglu"),
+    "down": (2048, 8192, "added"),
+    "head": (128_256, 2048, "plain"),
+}
+
+
+def shape_of(name: str, rows: int, dtype: torch.dtype = torch.bfloat16) -> ProductShape:
+    outer, inner, use = MATRICES[name]
+    return ProductShape(
+        rows=rows, outer=outer, inner=inner, use=use, has_bias=False, dtype=dtype, compute_capability=90
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (1, {"one_pass": set(MATRICES)}),
+        (8, {"few_rows": set(MATRICES)}),
+        (64, {"few_rows": set(MATRICES) - {"qkv"}, "library": {"qkv"}}),
+        (256, {"library": set(MATRICES)}),
+    ],
+)
+def test_a_1b_layer_is_multiplied_by_what_was_fastest(rows: int, expected: dict[str, set[str]]) -> None:
+    chosen: dict[str, set[str]] = {}
+    for name in MATRICES:
+        chosen.setdefault(choose(shape_of(name, rows)).product, set()).add(name)
+    assert chosen == expected
+
+
+def test_float32_is_multiplied_by_the_library() -> None:
+    assert {choose(shape_of(name, 8, torch.float32)).product for name in MATRICES} == {"library"}
+
+
+@pytest.mark.parametrize("name", ["output", "down"])
+def test_planes_of_a_matrix_are_as_many_for_every_batch(name: str) -> None:
+    planes = {choose(shape_of(name, rows)).planes for rows in (2, 8, 17, 33, 64, 95)}
+    assert planes == {few_rows_gemm.splits_of(*MATRICES[name][:2])}
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(1024, 2816), (2048, 8192), (4096, 4096), (4096, 14_336), (8192, 28_672)])
+def test_programs_of_a_split_product_find_a_multiprocessor_each(outer: int, inner: int) -> None:
+    """Tiles of 64 rows of weights and 64 of x fill one; on 132 of them a second round would double the time."""
+    assert -(-outer // 64) * few_rows_gemm.splits_of(outer, inner) <= 132
