@@ -38,7 +38,7 @@ class StepSizes:
         """batch_sizes: those of decodes; None is about twenty.   most_tokens: of a captured step (`tokens_worth`)."""
         most = limits.max_num_seqs
         self._decodes = sorted(set(batch_sizes)) if batch_sizes is not None else decode_sizes(most)
-        # Requests that are padding cost a longer step next to nothing, and each number of them graphs and compiled forms.
+        # Padding requests cost a longer step next to nothing; each number of requests costs graphs and compiled forms.
         self._requests = [*(size for size in (64, 256, 1024) if size < most), most]
         counts = _token_counts(min(most_tokens, limits.max_num_batched_tokens))
         # As many tokens as requests would be a step of decodes: a step that computes prompts is padded beyond.
