@@ -18,6 +18,7 @@ _CHECKED = [
     "tokenizer",
     "llm",
     "output_processor",
+    "stop_strings",
     "testing",
     "benchmark",
 ]

@@ -4,10 +4,13 @@ Knows no model, no request and no stop string.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from weft.errors import CheckpointNotFoundError, RequestError
+from weft.tokenizer.detokenizer import Detokenizer, detokenizer
+from weft.tokenizer.pieces import Pieces, pieces_of
 
 
 class HubTokenizer:
@@ -26,6 +29,7 @@ class HubTokenizer:
                 f"{folder} has no tokenizer that can be loaded: {reason}",
                 hint="pass skip_tokenizer_init=True and prompts of token ids",
             ) from error
+        self._token_texts: dict[int, str] = {}
 
     def encode(self, text: str) -> list[int]:
         """Token ids, with the special tokens that the tokenizer puts around a text.
@@ -39,10 +43,34 @@ class HubTokenizer:
         ids: list[int] = self.inner(text)["input_ids"]
         return ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text without special tokens; spaces as they are."""
-        text: str = self.inner.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text, without special tokens unless asked for; spaces as they are."""
+        text: str = self.inner.decode(
+            list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
         return text
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        return pieces_of(self.inner)
+
+    def detokenizer(self, prompt_token_ids: Sequence[int], **options: bool) -> Detokenizer:
+        """Text of one answer, token by token; options as of `weft.tokenizer.detokenizer.detokenizer`."""
+        return detokenizer(self, prompt_token_ids, **options)
+
+    def token_text(self, token_id: int) -> str:
+        """What the token shows in mid-text, its leading space included; a part of a character is U+FFFD."""
+        text = self._token_texts.get(token_id)
+        if text is None:
+            shown = self.detokenizer(self._mid_text, skip_special_tokens=False)
+            text = self._token_texts[token_id] = shown.push(token_id) + shown.finish()
+        return text
+
+    @cached_property
+    def _mid_text(self) -> list[int]:
+        """Tokens of a word, after which a space is a space."""
+        ids: list[int] = self.inner("a", add_special_tokens=False)["input_ids"]
+        return ids
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The conversation in the model's own template, ending where the assistant is to speak."""
