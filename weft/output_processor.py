@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from weft.inference.request import FinishReason
-from weft.inference.scheduler import StepOutput
+from weft.inference.step_output import StepOutput
 
 
 @runtime_checkable

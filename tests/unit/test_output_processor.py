@@ -3,7 +3,7 @@
 import pytest
 
 from weft.inference.request import FinishReason
-from weft.inference.scheduler import StepOutput
+from weft.inference.step_output import StepOutput
 from weft.output_processor import CompletionOutput, OutputProcessor, RequestOutput
 
 

@@ -28,8 +28,9 @@ from weft.inference.request import FinishReason, Request
 from weft.inference.runner import Observer
 from weft.inference.sampler import Sampler
 from weft.inference.sampling_params import SamplingParams
-from weft.inference.scheduler import Scheduler, StepOutput
+from weft.inference.scheduler import Scheduler
 from weft.inference.startup import start
+from weft.inference.step_output import StepOutput
 from weft.models.checkpoint.interface import Checkpoint
 
 logger = logging.getLogger("weft")
@@ -39,7 +40,6 @@ _NOT_HONOURED = frozenset(
     {
         *("n", "stop", "include_stop_str_in_output"),
         *("detokenize", "skip_special_tokens", "spaces_between_special_tokens"),
-        *("logprobs", "prompt_logprobs"),
         *("top_k", "top_p", "min_p", "min_tokens", "logit_bias", "bad_words", "allowed_token_ids"),
         *("repetition_penalty", "presence_penalty", "frequency_penalty"),
     }

@@ -10,13 +10,19 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from weft.inference.plan import StepPlan
-from weft.inference.scheduler import Scheduler, StepOutput
+from weft.inference.scheduler import Scheduler
+from weft.inference.step_output import StepOutput
+from weft.inference.token_logprobs import StepLogprobs
 
 
 @runtime_checkable
 class Handle(Protocol):
     def tokens(self) -> Sequence[Sequence[int]]:
         """For each request of the plan what it sampled; waits for the step to end."""
+        ...
+
+    def logprobs(self) -> StepLogprobs | None:
+        """Those that the plan's requests ask for, once their tokens were read; None if none does."""
         ...
 
 
@@ -52,7 +58,7 @@ class Pipeline:
             launched = self._launch()
             if self.overlap:
                 launched, self._unread = self._unread, launched
-            outputs = [] if launched is None else self._scheduler.update(launched.plan, launched.handle.tokens())
+            outputs = [] if launched is None else self._read(launched)
         except BaseException:
             self._unread = None
             self._scheduler.restart()
@@ -60,6 +66,10 @@ class Pipeline:
         if not self._scheduler.has_requests:
             self._scheduler.check_idle()
         return outputs
+
+    def _read(self, launched: _Launched) -> list[StepOutput]:
+        plan, handle = launched
+        return self._scheduler.update(plan, handle.tokens(), handle.logprobs())
 
     def _launch(self) -> _Launched | None:
         """The next step, or None if nothing can be done before the one under way is read."""

@@ -24,6 +24,20 @@ class NewBlocks(NamedTuple):
     blocks: tuple[int, ...]
 
 
+class PromptRows(NamedTuple):
+    """New tokens of one request, of a prompt whose logprobs are wanted, and the tokens that are known to follow them.
+
+    column: the request's, in the plan.
+    first: of its new tokens, from which on each wants the logprob of its successor.
+    num_top: how many of the most likely tokens are wanted beside each; -1 is all.
+    """
+
+    column: int
+    first: int
+    next_token_ids: tuple[int, ...]
+    num_top: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlan:
     """One step. Column i of the first four belongs to one request; there is no phase: prefill has many new tokens.
@@ -33,6 +47,7 @@ class StepPlan:
     new_blocks: for each cache group, what its block tables gain before the step.
     block_copies: (source, target) blocks to copy before the step.
     preempted_ids: requests that lost row and blocks in making this plan.
+    prompt_rows: what of prompts is to be scored, for those who ask.
     """
 
     request_ids: tuple[str, ...]
@@ -43,3 +58,4 @@ class StepPlan:
     new_blocks: tuple[tuple[NewBlocks, ...], ...] = ((),)
     block_copies: tuple[tuple[int, int], ...] = ()
     preempted_ids: tuple[str, ...] = ()
+    prompt_rows: tuple[PromptRows, ...] = ()

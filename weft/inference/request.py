@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from weft.inference.sampling_params import SamplingParams
+from weft.inference.token_logprobs import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -21,6 +22,8 @@ class Request:
     num_unread_tokens: tokens that those steps sample and that nobody has read.
     num_cached_tokens: tokens found in the prefix cache when it was first admitted.
     num_published_blocks, prefix_entry: how many of its blocks others can find, and the cache's entry of the last.
+    num_scored_tokens: tokens of the prompt after which the next one is scored by the steps planned so far.
+    prompt_logprobs: scores read so far, of the prompt's second token and on; None if unwanted or already given out.
     max_len: total tokens at which it ends by length: of max_tokens and the context, the nearer.
     has_ended: whatever is still sampled for it is dropped.
     """
@@ -42,9 +45,15 @@ class Request:
     num_cached_tokens: int = 0
     num_published_blocks: int = 0
     prefix_entry: int = -1
+    num_scored_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs] | None = None
     row: int | None = None
     blocks: list[int] = field(default_factory=list)
     has_ended: bool = False
+
+    def __post_init__(self) -> None:
+        if self.params.prompt_logprobs is not None:
+            self.prompt_logprobs = []
 
     @property
     def num_tokens(self) -> int:
@@ -60,6 +69,11 @@ class Request:
     def is_decoding(self) -> bool:
         """One token away from its next output."""
         return len(self.token_ids) + self.num_unread_tokens - self.num_computed_tokens == 1
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether some of its prompt is to be computed for the scores' sake, wherever its keys and values may lie."""
+        return self.prompt_logprobs is not None and self.num_scored_tokens < self.num_prompt_tokens - 1
 
     def stop_after(self, token: int) -> tuple[FinishReason, int | None] | None:
         """Whether the token just appended ends the request: why, and the stop token if it was one.

@@ -20,10 +20,12 @@ from weft.batch import SamplingRows
 from weft.config import BlockGeometry, Limits
 from weft.inference.device_state import DeviceState
 from weft.inference.graphs import StepGraphs
+from weft.inference.logprobs import LogprobRows
 from weft.inference.plan import StepPlan
 from weft.inference.sampler import KernelSampler, Sampler
 from weft.inference.step_program import LOG_ENTRIES, StepProgram
 from weft.inference.step_sizes import StepSize, StepSizes
+from weft.inference.token_logprobs import StepLogprobs
 from weft.layers.operations import Attend, Operations
 from weft.models.family import Model
 
@@ -36,16 +38,26 @@ Observer = Callable[[StepPlan, Float[Tensor, "R V"]], None]
 class StepHandle:
     """A step under way; its tokens may be read later than the next step starts."""
 
-    def __init__(self, plan: StepPlan, read: Callable[[], list[int]]) -> None:
-        """read: gives a token for each logit row of the plan, and waits for them."""
+    def __init__(
+        self, plan: StepPlan, read: Callable[[], list[int]], read_logprobs: Callable[[], StepLogprobs] | None = None
+    ) -> None:
+        """read: gives a token for each logit row of the plan, and waits for them.
+
+        read_logprobs: gives the logprobs that the plan's requests want, after that; None: nobody wants any.
+        """
         self._num_logit_rows = plan.num_logit_rows
         self._read = read
+        self._read_logprobs = read_logprobs
 
     def tokens(self) -> list[list[int]]:
         """For each request of the plan what it sampled, one token a logit row; -1: its logits were not finite."""
         sampled = self._read()
         ends = list(accumulate(self._num_logit_rows))
         return [sampled[end - count : end] for end, count in zip(ends, self._num_logit_rows, strict=True)]
+
+    def logprobs(self) -> StepLogprobs | None:
+        """What is known of those tokens and of prompts, for who asked; to be called after `tokens`."""
+        return None if self._read_logprobs is None else self._read_logprobs()
 
 
 class ModelRunner:
@@ -75,6 +87,7 @@ class ModelRunner:
         self._device = device
         self._limits = limits
         self._state = DeviceState(limits, geometry, device)
+        self._logprobs = LogprobRows(device)
         self._observe = observe
         self._program: StepProgram | None = None
         self._sizes: StepSizes | None = None
@@ -133,9 +146,10 @@ class ModelRunner:
         """Start the step."""
         with self._on_device():
             self._state.apply(plan)
+            self._logprobs.apply(plan)
             if plan.block_copies:
                 self._cache.copy_blocks(plan.block_copies)
-            if self._program is not None and self._program.accepts(plan):
+            if self._program is not None and self._program.accepts(plan) and not self._logprobs.wants(plan):
                 return self._run_program(self._program, plan)
             return self._run_plain(plan)
 
@@ -193,6 +207,11 @@ class ModelRunner:
         sampled = self._sample(logits, batch.sampling)
         self._state.commit(plan, batch.sequence_lengths, sampled)
         self.num_steps["plain"] += 1
+        read_logprobs = None
+        if self._logprobs.wants(plan):
+            read_logprobs = self._logprobs.launch(
+                plan, logits, sampled, prompt_logits_of=lambda rows: self._model.logits(hidden, rows, ops)
+            )
         arrived = sampled.to("cpu", non_blocking=True)  # into pinned memory: the host need not wait for later steps
         wait = self._mark()
 
@@ -201,7 +220,7 @@ class ModelRunner:
             tokens: list[int] = arrived.tolist()
             return tokens
 
-        return StepHandle(plan, read)
+        return StepHandle(plan, read, read_logprobs)
 
     def _sample(self, logits: Float[Tensor, "R V"], rows: SamplingRows) -> Int[Tensor, "R"]:
         """A token for each row. If the sampler raises, row by row: only the row at fault gets -1."""

@@ -11,29 +11,13 @@ from typing import NamedTuple, cast
 
 from weft.config import BlockGeometry, SchedulerConfig
 from weft.inference.block_allocator import BlockAllocator
-from weft.inference.plan import Admission, NewBlocks, StepPlan
+from weft.inference.plan import Admission, NewBlocks, PromptRows, StepPlan
 from weft.inference.policies.interface import Policy
 from weft.inference.prefix_cache import PrefixCache
+from weft.inference.prompt_scores import PromptScores
 from weft.inference.request import FinishReason, Request
-from weft.inference.token_logprobs import TokenLogprobs
-
-
-class StepOutput(NamedTuple):
-    """What one step gave one request.
-
-    stop_reason: the stop token that ended it, if one did.   num_cached_tokens: of its prompt, found in the cache.
-    logprobs: one for each new token, or none if the request asks for none.
-    prompt_logprobs: with the first token, one for each token of the prompt, None for the first, which nothing precedes.
-    """
-
-    request_id: str
-    new_token_ids: tuple[int, ...] = ()
-    finished: bool = False
-    finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
-    num_cached_tokens: int = 0
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+from weft.inference.step_output import StepOutput
+from weft.inference.token_logprobs import StepLogprobs
 
 
 @dataclass(slots=True)
@@ -61,7 +45,7 @@ class _Draft:
         self.chunk_ends.pop(request, None)
         return self.num_new_tokens.pop(request, 0)
 
-    def step(self) -> "_Step":
+    def step(self, prompt_rows: tuple[PromptRows, ...]) -> "_Step":
         # Whole columns, and no call a request: what a step of hundreds of requests affords in plain Python.
         requests, chunk_ends = list(self.num_new_tokens), self.chunk_ends
         ends = [int(request not in chunk_ends) for request in requests] if chunk_ends else [1] * len(requests)
@@ -74,6 +58,7 @@ class _Draft:
             new_blocks=(tuple(self.new_blocks.values()),),
             block_copies=tuple(self.copies.values()),
             preempted_ids=tuple(request.request_id for request in self.preempted),
+            prompt_rows=prompt_rows,
         )
         return _Step(plan, requests, chunk_ends)
 
@@ -102,6 +87,7 @@ class Scheduler:
         self._running: dict[str, Request] = {}
         # They keep row and blocks and only await a token that is sampled already and ends them by length.
         self._ending: dict[str, Request] = {}
+        self._prompt_scores = PromptScores()
         self._under_way: deque[_Step] = deque()  # steps whose tokens have not been read, oldest first
         self._num_waiting_tokens = 0
 
@@ -136,11 +122,11 @@ class Scheduler:
         return self._allocator.num_owned
 
     def num_cached_tokens(self, request: Request) -> int:
-        hits = self._prefixes.lookup(request.token_ids, request.cache_salt) if self._caches_prefixes else []
-        return len(hits) * self._geometry.block_size
+        return len(self._hits(request)) * self._geometry.block_size
 
     def add(self, request: Request) -> None:
         assert request.request_id not in self, f"request {request.request_id!r} is already here"
+        self._prompt_scores.add(request)
         self._waiting[request.request_id] = request
         self._num_waiting_tokens += request.num_tokens
 
@@ -178,13 +164,18 @@ class Scheduler:
                 break  # before a policy sorts those who cannot come in
         return self._launch(draft)
 
-    def update(self, plan: StepPlan, tokens: Sequence[Sequence[int]]) -> list[StepOutput]:
+    def update(
+        self, plan: StepPlan, tokens: Sequence[Sequence[int]], logprobs: StepLogprobs | None = None
+    ) -> list[StepOutput]:
         """Take the tokens that the step sampled (-1: its logits were not finite); requests that end leave at once.
 
+        logprobs: those that the plan's requests ask for; None if none of them does.
         Steps are read in the order in which they were scheduled. What a request sampled after its end is dropped.
         """
         step = self._under_way.popleft()
         assert step.plan is plan, "another step is to be read first"
+        gives_logprobs = logprobs is not None or bool(self._prompt_scores)
+        self._prompt_scores.read(plan, step.requests, logprobs)
         outputs: list[StepOutput] = []
         give, make = outputs.append, tuple.__new__  # a NamedTuple's own constructor is Python, and a third of the loop
         size = self._geometry.block_size if self._caches_prefixes else None
@@ -212,7 +203,7 @@ class Scheduler:
                 give(make(StepOutput, (request.request_id, (token,), False, None, None, cached, (), None)))
             else:
                 give(self._end(request, (token,), *ended))
-        return outputs
+        return self._prompt_scores.complete(step.requests, outputs, logprobs) if gives_logprobs else outputs
 
     def finish(self, request_id: str, reason: FinishReason) -> StepOutput | None:
         """End a request in any state and free what it holds; its last output, or None if it is not here (any more)."""
@@ -238,6 +229,7 @@ class Scheduler:
             request.row, request.blocks = None, []
             request.num_published_blocks = request.num_computed_tokens = 0
             request.num_unread_tokens = 0
+            self._prompt_scores.restart(request)
         self._num_waiting_tokens = sum(request.num_tokens for request in self._waiting.values())
         self._under_way.clear()
         self._open_memory()  # an interrupt may have come between a block and its owner: all are counted anew
@@ -264,6 +256,7 @@ class Scheduler:
     ) -> StepOutput:
         request_id = request.request_id
         request.has_ended = True
+        self._prompt_scores.forget(request)
         request.num_unread_tokens = 0  # what is still to come is dropped
         if self._running.pop(request_id, None) is not None or self._ending.pop(request_id, None) is not None:
             # A step under way may still write these blocks. Whoever gets them writes later: the device runs in order.
@@ -275,6 +268,7 @@ class Scheduler:
     def _launch(self, draft: _Draft) -> StepPlan:
         """Count as computed and sampled what the step will compute and sample."""
         chunk_ends = draft.chunk_ends
+        prompt_rows = self._prompt_scores.plan(draft.num_new_tokens) if self._prompt_scores else ()
         for request, count in draft.num_new_tokens.items():
             request.num_computed_tokens += count
             if chunk_ends and request in chunk_ends:
@@ -283,7 +277,7 @@ class Scheduler:
             if len(request.token_ids) + unread >= request.max_len:
                 self._ending[request.request_id] = request
                 del self._running[request.request_id]
-        step = draft.step()
+        step = draft.step(prompt_rows)
         if step.requests:
             self._under_way.append(step)
         assert self._under_way or not self.has_requests, "requests wait and the step schedules none"
@@ -300,7 +294,7 @@ class Scheduler:
             return False
         assert not request.num_unread_tokens, "an admission brings all of its tokens"
         size = self._geometry.block_size
-        hits = self._prefixes.lookup(request.token_ids, request.cache_salt) if self._caches_prefixes else []
+        hits = self._hits(request)
         self._allocator.share(hits)  # first, so that what follows cannot evict them
         is_copied = len(hits) * size == request.num_tokens
         if is_copied and self._allocator.num_available == 0:
@@ -336,6 +330,12 @@ class Scheduler:
         )
         self._policy.admitted(request)
         return True
+
+    def _hits(self, request: Request) -> list[int]:
+        """Blocks that hold what it begins with. Logits are not kept: whoever needs a prompt's computes the prompt."""
+        if not self._caches_prefixes or request.needs_scores:
+            return []
+        return self._prefixes.lookup(request.token_ids, request.cache_salt)
 
     def _grow(self, request: Request, end: int, draft: _Draft) -> bool:
         """Find blocks for the tokens of a running request, up to `end`; False if the pool is dry."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from weft.inference.plan import StepPlan
+from weft.inference.sampling_params import SamplingParams
+from weft.inference.token_logprobs import StepLogprobs, TokenLogprobs
 
 # Hashes of integers are the same in every process, so that a failure can be replayed.
 VOCAB_SIZE = 50
@@ -16,6 +18,13 @@ VOCAB_SIZE = 50
 def next_token(token_ids: Sequence[int]) -> int:
     """What the toy model says after these tokens."""
     return hash((-1, *token_ids)) % VOCAB_SIZE
+
+
+def scored(token_ids: Sequence[int], token: int, num_top: int) -> TokenLogprobs:
+    """What the toy model knows of a token after these: it differs from place to place and from count to count."""
+    size = VOCAB_SIZE if num_top < 0 else num_top
+    top = tuple((place, hash((-4, place, *token_ids)) / 2.0) for place in range(size))
+    return TokenLogprobs(token, hash((-3, token, *token_ids)) / 2.0, 1 + token, top)
 
 
 def sequential(prompt: Sequence[int], max_tokens: int, stop: frozenset[int] = frozenset()) -> list[int]:
@@ -33,9 +42,13 @@ class ToyHandle:
     """A step of the toy model; what it sampled may be read whenever one likes."""
 
     sampled: list[list[int]]
+    scores: StepLogprobs | None = None
 
     def tokens(self) -> list[list[int]]:
         return self.sampled
+
+    def logprobs(self) -> StepLogprobs | None:
+        return self.scores
 
 
 def never_fails(token_ids: Sequence[int]) -> bool:
@@ -52,6 +65,12 @@ class ToyExecutor:
         self._tables: dict[int, list[int]] = {}
         self._tokens: dict[int, list[int]] = {}
         self._computed: dict[int, int] = {}
+        self._params: dict[int, SamplingParams] = {}
+
+    def launch(self, plan: StepPlan) -> ToyHandle:
+        """Run the step, and score what its requests want."""
+        sampled = self.execute(plan)
+        return ToyHandle(sampled, self._score(plan))
 
     def execute(self, plan: StepPlan) -> list[list[int]]:
         """The tokens that the step samples, as `StepHandle.tokens` gives them."""
@@ -61,6 +80,7 @@ class ToyExecutor:
             self._tokens[admission.row] = list(admission.token_ids)
             self._computed[admission.row] = admission.num_computed_tokens
             self._tables[admission.row] = []
+            self._params[admission.row] = admission.params
         for grown in plan.new_blocks[0]:
             table = self._tables[grown.row]
             assert grown.first <= len(table), "a block table has a hole"
@@ -92,6 +112,23 @@ class ToyExecutor:
             return [-1]
         tokens.append(next_token(tokens))
         return [tokens[-1]]
+
+    def _score(self, plan: StepPlan) -> StepLogprobs | None:
+        """After the step: of the tokens that it sampled, and of those of prompts that follow what it computed."""
+        sampled, prompts = {}, []
+        for column, (row, wanted) in enumerate(zip(plan.rows, plan.num_logit_rows, strict=True)):
+            num_top, tokens = self._params[row].logprobs, self._tokens[row]
+            if num_top is not None and wanted:
+                sampled[column] = [scored(tokens[:-1], tokens[-1], num_top)]
+        for part in plan.prompt_rows:
+            row = plan.rows[part.column]
+            start = self._computed[row] - plan.num_new_tokens[part.column] + part.first
+            after = range(start + 1, start + 1 + len(part.next_token_ids))
+            assert after.stop <= self._computed[row] + 1, "what is not computed is scored"
+            tokens = self._tokens[row]
+            assert tuple(tokens[place] for place in after) == part.next_token_ids, "another token follows"
+            prompts.append([scored(tokens[:place], tokens[place], part.num_top) for place in after])
+        return StepLogprobs(sampled, prompts) if sampled or prompts else None
 
     def _check_reads(self, row: int) -> None:
         """Every token that the step computes reads all before it, in this step or an earlier one."""

@@ -23,7 +23,7 @@ from weft.errors import (
 )
 from weft.inference.engine import Engine, as_token_ids
 from weft.inference.plan import StepPlan
-from weft.inference.scheduler import StepOutput
+from weft.inference.step_output import StepOutput
 
 Build = Callable[..., Engine]
 

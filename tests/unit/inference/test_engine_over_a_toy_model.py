@@ -10,6 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.unit.inference.toy_bench import expected_logprobs, expected_prompt_logprobs
 from weft.config import BlockGeometry, SchedulerConfig
 from weft.inference.pipeline import Pipeline
 from weft.inference.plan import StepPlan
@@ -17,7 +18,8 @@ from weft.inference.policies import build_policy, known_policies
 from weft.inference.policies.prefix_first import MAX_OVERTAKEN
 from weft.inference.request import Request
 from weft.inference.sampling_params import SamplingParams
-from weft.inference.scheduler import Scheduler, StepOutput
+from weft.inference.scheduler import Scheduler
+from weft.inference.step_output import StepOutput
 from weft.testing.toy import ToyExecutor, ToyHandle, sequential
 
 STOP = frozenset({7, 11})
@@ -105,6 +107,7 @@ class ToyEngine(RuleBasedStateMachine):
         self.after: Callable[[], None] = lambda: None  # happens between execution and reading
         self.places: dict[str, int] = {}  # in order of arrival
         self.waiting: dict[str, Request] = {}  # never admitted so far, in order of arrival
+        self.requests: dict[str, Request] = {}
         self.overtaken: dict[str, int] = {}
         self.expected: dict[str, list[int]] = {}
         self.reasons: dict[str, str] = {}
@@ -118,9 +121,18 @@ class ToyEngine(RuleBasedStateMachine):
         priority=st.integers(-2, 2),
         user=st.sampled_from([None, "ann", "bob"]),
         deadline_s=st.none() | st.sampled_from([1.0, 20.0, 100.0]),
+        logprobs=st.sampled_from([None, None, 0, 3]),
+        prompt_logprobs=st.sampled_from([None, None, 0, 2]),
     )
     def arrive(
-        self, data: st.DataObject, salt: str | None, priority: int, user: str | None, deadline_s: float | None
+        self,
+        data: st.DataObject,
+        salt: str | None,
+        priority: int,
+        user: str | None,
+        deadline_s: float | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
     ) -> None:
         # Few different tokens, so that prompts begin alike.
         prompt = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=self.room))
@@ -131,7 +143,7 @@ class ToyEngine(RuleBasedStateMachine):
             request_id=request_id,
             token_ids=list(prompt),
             num_prompt_tokens=len(prompt),
-            params=SamplingParams(temperature=0),
+            params=SamplingParams(temperature=0, logprobs=logprobs, prompt_logprobs=prompt_logprobs),
             seed=0,
             stop_token_ids=STOP,
             max_len=len(prompt) + max_tokens,
@@ -142,7 +154,7 @@ class ToyEngine(RuleBasedStateMachine):
             ttft_deadline_s=deadline_s,
         )
         self.scheduler.add(request)
-        self.waiting[request_id] = request
+        self.waiting[request_id] = self.requests[request_id] = request
         self.overtaken[request_id] = 0
         said = sequential(prompt, max_tokens, STOP)
         reason = "stop" if said[-1] in STOP else "length"
@@ -227,9 +239,9 @@ class ToyEngine(RuleBasedStateMachine):
         """As a runner does."""
         self.check(plan)
         self.before()
-        sampled = self.executor.execute(plan)
+        launched = self.executor.launch(plan)
         self.after()
-        return ToyHandle(sampled)
+        return launched
 
     def check(self, plan: StepPlan) -> None:
         assert 0 < sum(plan.num_new_tokens) <= self.config.max_num_batched_tokens
@@ -249,6 +261,7 @@ class ToyEngine(RuleBasedStateMachine):
 
     def take(self, outputs: list[StepOutput]) -> None:
         for output in outputs:
+            self.check_logprobs(output)
             self.said[output.request_id] += output.new_token_ids
             expected = self.expected[output.request_id]
             assert self.said[output.request_id] == expected[: len(self.said[output.request_id])]
@@ -257,6 +270,16 @@ class ToyEngine(RuleBasedStateMachine):
                 assert output.finish_reason == self.reasons[output.request_id]
                 assert output.stop_reason == (expected[-1] if output.finish_reason == "stop" else None)
                 self.forget(output.request_id)
+
+    def check_logprobs(self, output: StepOutput) -> None:
+        """As many as tokens, each of its own token in its place; those of the prompt once, with the first token."""
+        request, said = self.requests[output.request_id], self.said[output.request_id]
+        prompt, params = request.token_ids[: request.num_prompt_tokens], request.params
+        everything = [*said, *output.new_token_ids]
+        assert list(output.logprobs) == expected_logprobs(prompt, everything, params.logprobs)[len(said) :]
+        is_first = bool(output.new_token_ids) and not said
+        expected = expected_prompt_logprobs(prompt, params.prompt_logprobs) if is_first else None
+        assert output.prompt_logprobs == expected
 
     def forget(self, request_id: str) -> None:
         assert request_id not in self.scheduler

@@ -18,6 +18,7 @@ from weft.inference.policies import build_policy, known_policies
 from weft.inference.request import FinishReason, Request
 from weft.inference.sampling_params import SamplingParams
 from weft.inference.scheduler import Scheduler
+from weft.inference.token_logprobs import StepLogprobs
 from weft.testing.toy import ToyExecutor, ToyHandle, next_token
 
 STOP = frozenset({7, 11, 13})
@@ -74,9 +75,9 @@ class FaultyRunner:
     def execute(self, plan: StepPlan) -> "FaultyHandle":
         self.calls += 1
         self.fail("before")
-        sampled = self.executor.execute(plan)
+        launched = self.executor.launch(plan)
         self.fail("after")
-        return FaultyHandle(self, self.calls, ToyHandle(sampled))
+        return FaultyHandle(self, self.calls, launched)
 
     def fail(self, when: str) -> None:
         if (self.calls, when) in self.raises:
@@ -93,6 +94,9 @@ class FaultyHandle:
         if (self.number, "reading") in self.runner.raises:
             raise InterruptionError
         return self.handle.tokens()
+
+    def logprobs(self) -> StepLogprobs | None:
+        return self.handle.logprobs()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from weft.config import SchedulerConfig
 from weft.errors import ConfigError, ContextLengthError, QueueFullError, RequestError
 from weft.inference.engine import MAX_PRIORITY, Engine
 from weft.inference.sampling_params import SamplingParams
-from weft.inference.scheduler import StepOutput
+from weft.inference.step_output import StepOutput
 
 
 def say(engine: Engine, prompt: list[int], max_tokens: int = 6) -> list[int]:

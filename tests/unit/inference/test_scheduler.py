@@ -9,7 +9,8 @@ from weft.config import BlockGeometry, SchedulerConfig
 from weft.inference.plan import StepPlan
 from weft.inference.policies import build_policy
 from weft.inference.request import FinishReason, Request
-from weft.inference.scheduler import Scheduler, StepOutput
+from weft.inference.scheduler import Scheduler
+from weft.inference.step_output import StepOutput
 
 S_MAX = 32
 STOP, PLAIN, NOT_FINITE = 1, 2, -1

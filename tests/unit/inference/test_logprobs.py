@@ -1,0 +1,231 @@
+"""Scores of rows of logits: equal to float64, ranks and ties as documented, of a row alone, never all rows at once."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from weft.inference import logprobs as real
+from weft.inference.token_logprobs import TokenLogprobs
+
+V = 131
+# A float32 logprob is a difference of two numbers up to 2**5 here, each within half an ulp, and of a sum of V
+# exponentials, whose relative error is V ulps at most, though some tens at worst here.
+TOLERANCE = 2**5 * 2**-23 + 32 * 2**-23
+
+
+def made(rows: int, size: int = V, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(rows, size, generator=generator) * 4).to(dtype)
+
+
+def read(logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int], module: Any = real) -> list[TokenLogprobs]:
+    rows = torch.arange(len(logits))
+    return module.launch(lambda some: logits[some], rows, torch.tensor(token_ids), num_top)()
+
+
+def by_hand(logits: Tensor, token: int, num_top: int) -> TokenLogprobs:
+    """In float64, sorted in Python."""
+    logprobs = torch.log_softmax(logits.double(), dim=-1).tolist()
+    values = logits.tolist()
+    order = sorted(range(len(values)), key=lambda place: (-values[place], place))
+    top = order if num_top < 0 else order[:num_top]
+    rank = 1 + sum(value > values[token] for value in values)
+    return TokenLogprobs(token, logprobs[token], rank, tuple((place, logprobs[place]) for place in top))
+
+
+def assert_same(found: Sequence[TokenLogprobs], expected: Sequence[TokenLogprobs]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert (one.token_id, one.rank) == (other.token_id, other.rank)
+        assert [token for token, _ in one.top] == [token for token, _ in other.top]
+        values = [logprob for _, logprob in one.top], [logprob for _, logprob in other.top]
+        assert values[0] == pytest.approx(values[1], rel=0, abs=TOLERANCE)
+        assert one.logprob == pytest.approx(other.logprob, rel=0, abs=TOLERANCE)
+
+
+def scores_are_those_of_float64(module: Any) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for num_top in (0, 1, 5, 20, -1):
+            logits = made(9, dtype=dtype)
+            token_ids = [int(logits[0].argmax()), int(logits[1].argmin()), *range(7)]
+            expected = [by_hand(row, token, num_top) for row, token in zip(logits, token_ids, strict=True)]
+            assert_same(read(logits, token_ids, [num_top] * 9, module), expected)
+
+
+def equal_logits_are_no_better_and_the_smaller_id_comes_first(module: Any) -> None:
+    row = [1.0, 3.0, 0.0, 3.0, -0.0, 3.0, -2.0, 0.0]
+    logits = torch.tensor([row] * len(row))
+    found = read(logits, range(len(row)), [-1] * len(row), module)
+    assert [one.rank for one in found] == [4, 1, 5, 1, 5, 1, 8, 5]
+    assert [token for token, _ in found[0].top] == [1, 3, 5, 0, 2, 4, 7, 6]
+    for num_top in range(len(row)):
+        (one, *_) = read(logits, range(len(row)), [num_top] * len(row), module)
+        assert one.top == found[0].top[:num_top]
+
+
+def what_is_ruled_out_has_no_probability(module: Any) -> None:
+    logits = torch.full((1, 6), -torch.inf)
+    logits[0, [2, 4]] = torch.tensor([1.0, 1.0])
+    ((token, logprob, rank, top),) = read(logits, [4], [3], module)
+    half = pytest.approx(-0.6931472, abs=1e-6)
+    assert (token, logprob, rank) == (4, half, 1)
+    assert top == ((2, half), (4, half), (0, -torch.inf))
+
+
+def each_row_gets_as_many_as_it_wants(module: Any) -> None:
+    num_top = [0, 5, -1, -1, 3, 20, 0, -1, 200]
+    found = read(made(9), range(9), num_top, module)
+    assert [len(one.top) for one in found] == [0, 5, V, V, 3, 20, 0, V, V]
+    alone = [read(made(9)[place : place + 1], [place], [num_top[place]], module)[0] for place in range(9)]
+    assert found == alone, "bit for bit"
+
+
+def a_row_does_not_depend_on_its_neighbours(module: Any) -> None:
+    """Long rows, and more than one thread: sums of a single row may be cut among threads, those of several are not."""
+    logits, before = made(24, 100_000), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        together = read(logits, range(24), [5] * 24, module)
+        alone = [read(logits[place : place + 1], [place], [5], module)[0] for place in range(24)]
+    finally:
+        torch.set_num_threads(before)
+    assert together == alone
+
+
+def rows_come_in_pieces(module: Any) -> None:
+    rows = 300
+    logits, token_ids = made(rows), [row % V for row in range(rows)]
+    whole = [by_hand(row, token, 2) for row, token in zip(logits, token_ids, strict=True)]
+    with Largest() as largest:
+        found = module.launch(
+            lambda some: logits[some], torch.arange(rows), torch.tensor(token_ids), [2] * 200 + [-1] * 50 + [2] * 50
+        )()
+    assert largest.num_elements <= module.ROWS_AT_ONCE * V
+    cut = [one._replace(top=one.top[:2]) for one in found]
+    assert_same(cut, whole)
+
+
+class Largest(TorchDispatchMode):
+    """Records the size of the largest tensor that anything returns."""
+
+    num_elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(value, Tensor):
+                self.num_elements = max(self.num_elements, value.numel())
+        return result
+
+
+LAWS = [
+    scores_are_those_of_float64,
+    equal_logits_are_no_better_and_the_smaller_id_comes_first,
+    what_is_ruled_out_has_no_probability,
+    each_row_gets_as_many_as_it_wants,
+    a_row_does_not_depend_on_its_neighbours,
+    rows_come_in_pieces,
+]
+
+FAULTS = [
+    ("ranks begin at 0", scores_are_those_of_float64, ".sum(dim=-1) + 1", ".sum(dim=-1)"),
+    (
+        "a rank counts equals",
+        equal_logits_are_no_better_and_the_smaller_id_comes_first,
+        "better = logits > logits.gather(1, token_ids)",
+        "better = logits >= logits.gather(1, token_ids)",
+    ),
+    (
+        "a rank counts as many as are equally good",
+        equal_logits_are_no_better_and_the_smaller_id_comes_first,
+        "ranks=better.sum(dim=-1) + 1",
+        "ranks=(logits >= logits.gather(1, token_ids)).sum(dim=-1)",
+    ),
+    (
+        "the order of equals is topk's own",
+        equal_logits_are_no_better_and_the_smaller_id_comes_first,
+        "keys = (order << 32) | torch.arange(size - 1, -1, -1, device=logits.device)",
+        "keys = (order << 32) | torch.arange(size, device=logits.device)",
+    ),
+    (
+        "minus zero is less than zero",
+        equal_logits_are_no_better_and_the_smaller_id_comes_first,
+        "(logits.float() + 0.0)",
+        "logits.float()",
+    ),
+    (
+        "negative numbers stand in reverse",
+        scores_are_those_of_float64,
+        "torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()",
+        "bits.long()",
+    ),
+    (
+        "the logprob is read at its place in the order",
+        scores_are_those_of_float64,
+        "logprobs=logprobs.gather(1, token_ids)[:, 0]",
+        "logprobs=logprobs.sort(descending=True).values.gather(1, token_ids)[:, 0]",
+    ),
+    (
+        "logprobs are rounded as the logits are",
+        scores_are_those_of_float64,
+        "torch.log_softmax(logits, dim=-1, dtype=torch.float32)",
+        "torch.log_softmax(logits, dim=-1).float()",
+    ),
+    (
+        "who wants few gets as many as its neighbour",
+        each_row_gets_as_many_as_it_wants,
+        "[: count if count >= 0 else None]",
+        "",
+    ),
+    (
+        "a piece's border is taken twice",
+        each_row_gets_as_many_as_it_wants,
+        "stop = end + len(list(group))",
+        "stop = end + len(list(group)) - (end > 0)",
+    ),
+    (
+        "a row's sum is cut among threads",
+        a_row_does_not_depend_on_its_neighbours,
+        "logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)",
+        "logprobs = logits.float() - logits.float().exp().sum(dim=-1, keepdim=True).log()",
+    ),
+    ("all rows at once", rows_come_in_pieces, "step = ROWS_AT_ONCE_SORTED if sorts else ROWS_AT_ONCE", "step = 10**9"),
+    (
+        "who wants all gets as many as those before",
+        each_row_gets_as_many_as_it_wants,
+        "yield start, end, max(num_top[start:end])",
+        "yield start, end, max(num_top[0:end])",
+    ),
+]
+
+
+@pytest.fixture
+def edited(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    old, new = request.param
+    source = Path(str(real.__file__)).read_text()
+    assert source.count(old) == 1, f"logprobs.py holds {source.count(old)} times: {old!r}"
+    module = ModuleType("weft.inference.logprobs")
+    exec(compile(source.replace(old, new), str(real.__file__), "exec"), module.__dict__)
+    return module
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_the_law_holds(law: Any) -> None:
+    law(real)
+
+
+@pytest.mark.parametrize(
+    ("law", "edited"),
+    [(law, (old, new)) for _, law, old, new in FAULTS],
+    indirect=["edited"],
+    ids=[report for report, *_ in FAULTS],
+)
+def test_the_law_fails_with_the_fault(law: Any, edited: ModuleType) -> None:
+    with pytest.raises((AssertionError, ValueError)):
+        law(edited)

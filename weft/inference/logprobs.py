@@ -1,0 +1,170 @@
+"""How likely tokens were: launched on a step's logits behind the step, read when its tokens are.
+
+Rows come in pieces, so that no tensor holds the vocabulary for more than a few of them. Nothing here waits for a
+device.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, groupby, islice
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from weft.inference.plan import StepPlan
+from weft.inference.token_logprobs import StepLogprobs, TokenLogprobs
+
+ROWS_AT_ONCE = 128  # whose logits, logprobs and order exist at a time
+ROWS_AT_ONCE_SORTED = 16  # where the whole vocabulary is asked for, in order: a sort takes several times its input
+
+
+LogitsOf = Callable[[Int[Tensor, "_"]], Float[Tensor, "_ V"]]
+Read = Callable[[], list[TokenLogprobs]]
+
+
+class LogprobRows:
+    """Which rows of the device's state want logprobs, and how many of the most likely tokens beside each."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._num_top: dict[int, int] = {}
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take in who takes which row."""
+        for admission in plan.admissions:
+            self._num_top.pop(admission.row, None)
+            if admission.params.logprobs is not None:
+                self._num_top[admission.row] = admission.params.logprobs
+
+    def wants(self, plan: StepPlan) -> bool:
+        """Whether any request of the plan wants any. Rows of requests that have ended may still be listed."""
+        return bool(plan.prompt_rows or (self._num_top and not self._num_top.keys().isdisjoint(plan.rows)))
+
+    def launch(
+        self,
+        plan: StepPlan,
+        logits: Float[Tensor, "R V"],
+        sampled: Int[Tensor, "R"],
+        *,
+        prompt_logits_of: LogitsOf,
+    ) -> Callable[[], StepLogprobs]:
+        """Start scoring what the plan's requests want; what is returned reads it once the step is known to be done.
+
+        logits, sampled: a row for each logit row of the plan.   prompt_logits_of: logits of some of the step's tokens.
+        """
+        rows: list[int] = []
+        num_top: list[int] = []
+        owners: list[tuple[int, int]] = []
+        ends = accumulate(plan.num_logit_rows)
+        for column, (row, count, end) in enumerate(zip(plan.rows, plan.num_logit_rows, ends, strict=True)):
+            if row in self._num_top and count:
+                rows += range(end - count, end)
+                num_top += [self._num_top[row]] * count
+                owners.append((column, count))
+        chosen = self._tensor(rows)
+        read_sampled = launch(lambda some: logits[some], chosen, sampled[chosen], num_top)
+        read_prompt = self._launch_prompts(plan, prompt_logits_of)
+
+        def read() -> StepLogprobs:
+            scores = iter(read_sampled())
+            by_column = {column: tuple(islice(scores, count)) for column, count in owners}
+            prompt_scores = iter(read_prompt())
+            prompts = [tuple(islice(prompt_scores, len(rows.next_token_ids))) for rows in plan.prompt_rows]
+            return StepLogprobs(by_column, prompts)
+
+        return read
+
+    def _launch_prompts(self, plan: StepPlan, logits_of: LogitsOf) -> Read:
+        starts = list(accumulate(plan.num_new_tokens, initial=0))
+        rows: list[int] = []
+        token_ids: list[int] = []
+        num_top: list[int] = []
+        for part in plan.prompt_rows:
+            count, first = len(part.next_token_ids), starts[part.column] + part.first
+            rows += range(first, first + count)
+            token_ids += part.next_token_ids
+            num_top += [part.num_top] * count
+        return launch(logits_of, self._tensor(rows), self._tensor(token_ids), num_top)
+
+    def _tensor(self, values: Sequence[int]) -> Int[Tensor, "_"]:
+        pinned = torch.tensor(values, dtype=torch.int64, pin_memory=self._device.type == "cuda")
+        return pinned.to(self._device, non_blocking=True)
+
+
+class Scores(NamedTuple):
+    """What is known of one token a row, and of the k most likely ones of the row."""
+
+    token_ids: Int[Tensor, "R"]
+    logprobs: Float[Tensor, "R"]
+    ranks: Int[Tensor, "R"]
+    top_ids: Int[Tensor, "R k"]
+    top_logprobs: Float[Tensor, "R k"]
+
+
+def score(logits: Float[Tensor, "R V"], token_ids: Int[Tensor, "R"], num_top: int) -> Scores:
+    """Scores of these tokens under the softmax of their rows, in float32. num_top: k, or -1 for the whole vocabulary.
+
+    A row's scores depend on that row alone: neither on its neighbours nor on how many there are. A token id of -1, of a
+    row that failed, is taken for 0.
+    """
+    token_ids = token_ids.clamp(min=0)[:, None]
+    logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+    # Among logits: distinct ones may have the same logprob.
+    better = logits > logits.gather(1, token_ids)
+    num_top = logits.shape[-1] if num_top < 0 else min(num_top, logits.shape[-1])
+    top_ids = _best_first(logits, num_top)
+    return Scores(
+        token_ids=token_ids[:, 0],
+        logprobs=logprobs.gather(1, token_ids)[:, 0],
+        ranks=better.sum(dim=-1) + 1,
+        top_ids=top_ids,
+        top_logprobs=logprobs.gather(1, top_ids),
+    )
+
+
+def launch(logits_of: LogitsOf, rows: Int[Tensor, "R"], token_ids: Int[Tensor, "R"], num_top: Sequence[int]) -> Read:
+    """Start scoring a token a row; what is returned reads the scores, once the device is known to have come so far.
+
+    logits_of: the logits of some of the rows.
+    num_top: of each row, how many of its best tokens are wanted; -1 is all.
+    """
+    pieces: list[Scores] = []
+    for start, end, most in _pieces(num_top):
+        scores = score(logits_of(rows[start:end]), token_ids[start:end], most)
+        pieces.append(Scores(*(part.to("cpu", non_blocking=True) for part in scores)))  # from CUDA into pinned memory
+
+    def read() -> list[TokenLogprobs]:
+        found = [row for piece in pieces for row in zip(*(part.tolist() for part in piece), strict=True)]
+        return [
+            TokenLogprobs(token, logprob, rank, tuple(zip(ids, logprobs, strict=True))[: count if count >= 0 else None])
+            for (token, logprob, rank, ids, logprobs), count in zip(found, num_top, strict=True)
+        ]
+
+    return read
+
+
+def _best_first(logits: Float[Tensor, "R V"], count: int) -> Int[Tensor, "R k"]:
+    """Token ids of the largest logits, of equal ones the smallest ids, in order.
+
+    By one integer for each logit, no two of them equal: its order among floats, and below it that of its id.
+    """
+    size = logits.shape[-1]
+    if count == 0:
+        return torch.empty(len(logits), 0, dtype=torch.int64, device=logits.device)
+    bits = (logits.float() + 0.0).view(torch.int32)  # -0.0 becomes 0.0, which it equals
+    order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    keys = (order << 32) | torch.arange(size - 1, -1, -1, device=logits.device)
+    best = keys.topk(count, dim=-1).values
+    return size - 1 - (best & 0xFFFFFFFF)
+
+
+def _pieces(num_top: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(start, end, the most that a row of it wants): pieces of successive rows that are scored at once."""
+    end = 0
+    for sorts, group in groupby(num_top, key=lambda count: count < 0):
+        stop = end + len(list(group))
+        step = ROWS_AT_ONCE_SORTED if sorts else ROWS_AT_ONCE
+        for start in range(end, stop, step):
+            end = min(start + step, stop)
+            yield start, end, max(num_top[start:end])
