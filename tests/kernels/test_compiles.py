@@ -17,7 +17,7 @@ from weft.kernels.specialisation import CAPABILITIES
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 
 ROOT = Path(weft.kernels.__file__).parents[2]
-INFRASTRUCTURE = {"paged", "pieces", "specialisation", "truncate"}
+INFRASTRUCTURE = {"paged", "pieces", "specialisation"}
 # A module that starts with an underscore is a part of another.
 KERNELS = [
     name
