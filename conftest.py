@@ -18,7 +18,9 @@ _CHECKED = [
     "tokenizer",
     "llm",
     "output_processor",
+    "outputs",
     "stop_strings",
+    "text_engine",
     "testing",
     "benchmark",
 ]

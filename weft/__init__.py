@@ -12,18 +12,20 @@ if TYPE_CHECKING:
     from weft.config import EngineConfig as EngineConfig
     from weft.inference.sampling_params import SamplingParams as SamplingParams
     from weft.llm import LLM as LLM
-    from weft.output_processor import CompletionOutput as CompletionOutput
-    from weft.output_processor import RequestOutput as RequestOutput
+    from weft.outputs import CompletionOutput as CompletionOutput
+    from weft.outputs import Logprob as Logprob
+    from weft.outputs import RequestOutput as RequestOutput
 
 _HOMES = {
     "LLM": "weft.llm",
     "SamplingParams": "weft.inference.sampling_params",
-    "RequestOutput": "weft.output_processor",
-    "CompletionOutput": "weft.output_processor",
+    "RequestOutput": "weft.outputs",
+    "CompletionOutput": "weft.outputs",
+    "Logprob": "weft.outputs",
     "EngineConfig": "weft.config",
 }
 
-__all__ = ["LLM", "CompletionOutput", "EngineConfig", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "CompletionOutput", "EngineConfig", "Logprob", "RequestOutput", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> object:

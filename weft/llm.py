@@ -1,49 +1,39 @@
-"""The offline face: prompts in, texts out, in the order given.
+"""The offline face: prompts in, texts out, in the order given, whole or as they come.
 
 llm = weft.LLM("smollm2-135m")
 for output in llm.generate(["The capital of France is"], SamplingParams(temperature=0)):
     print(output.outputs[0].text)
+for output in llm.stream_chat([{"role": "user", "content": "Who are you?"}], SamplingParams(max_tokens=100)):
+    print(output.outputs[0].text, end="", flush=True)
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from tqdm import tqdm
 
 from weft.config import EngineConfig
-from weft.errors import (
-    ConfigError,
-    InvalidPromptsError,
-    RequestError,
-    SamplingParamsError,
-    UnknownArgumentError,
-    nearest,
-)
+from weft.errors import InvalidPromptsError, RequestError, SamplingParamsError, UnknownArgumentError, nearest
 from weft.inference.engine import Engine, as_token_ids
 from weft.inference.sampling_params import SamplingParams
+from weft.model_defaults import default_params
 from weft.models.checkpoint.load import read_config
 from weft.models.checkpoint.source import open_checkpoint
-from weft.output_processor import OutputProcessor, RequestOutput
+from weft.outputs import RequestOutput
+from weft.text_engine import TextEngine
 from weft.tokenizer.hub import HubTokenizer
 
 # A text, token ids, or a mapping with one of the two under `prompt` or `prompt_token_ids`.
 Prompt = str | Sequence[int] | Mapping[str, Any]
+# Messages, each with `role` and `content`.
+Conversation = Sequence[Mapping[str, Any]]
 
-# Fields of a generation_config.json that say nothing about the tokens, or that weft reads elsewhere.
-_INERT_DEFAULTS = {
-    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"),
-    *("do_sample", "temperature", "max_new_tokens", "transformers_version", "_from_model_config"),
-    *("use_cache", "cache_implementation", "return_dict_in_generate"),
-    *("output_attentions", "output_hidden_states", "output_scores", "output_logits"),
-}
-# Fields that change sampling only, and so nothing where `do_sample` is false.
-_SAMPLING_DEFAULTS = {"top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"}
-# Fields that do nothing at 1; all others do nothing at None, False, 0 or empty.
-_NEUTRAL_AT_ONE = {
-    *("top_p", "typical_p", "repetition_penalty", "encoder_repetition_penalty", "length_penalty"),
-    *("num_beams", "num_beam_groups", "num_return_sequences", "guidance_scale"),
-}
+
+class _Encoded(NamedTuple):
+    text: str | None
+    token_ids: list[int]
+    params: SamplingParams
 
 
 class LLM:
@@ -72,22 +62,9 @@ class LLM:
     def default_sampling_params(self) -> SamplingParams:
         """What the model's authors set in `generation_config.json`.
 
-        Raises: ConfigError if they set a field that weft does not have yet, since dropping it would change the output.
+        Raises: ConfigError if they set a field that weft does not take, since dropping it would change the output.
         """
-        options = {name: value for name, value in self._generation_options.items() if value is not None}
-        greedy = options.get("do_sample") is False
-        for name, value in options.items():
-            if name in _INERT_DEFAULTS or (greedy and name in _SAMPLING_DEFAULTS):
-                continue
-            if name == "max_length" and value >= self.engine.limits.max_model_len:
-                continue
-            if value and not (value == 1 and name in _NEUTRAL_AT_ONE):
-                raise ConfigError(
-                    f"the model's generation_config sets {name}={value!r}, which weft cannot do yet",
-                    hint="pass SamplingParams, for instance SamplingParams(temperature=0)",
-                )
-        temperature = 0.0 if greedy else options.get("temperature", 1.0)
-        return SamplingParams(temperature=temperature, max_tokens=options.get("max_new_tokens", 16))
+        return default_params(self._generation_options, self.engine.limits.max_model_len)
 
     def generate(
         self,
@@ -106,59 +83,121 @@ class LLM:
         for name in unknown:
             raise UnknownArgumentError("LLM.generate", name, ("prompts", "sampling_params", "use_tqdm"))
         listed = cast("list[Prompt]", [prompts] if _is_one(prompts) else list(prompts))
-        params = self._params_for(listed, sampling_params)
-        encoded = self._encode_all(listed, params)
+        encoded = self._encode_all(listed, self._params_for(len(listed), sampling_params))
+        return self._run(encoded, use_tqdm=use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: object = None,
+    ) -> list[RequestOutput]:
+        """The assistant's answer to a conversation, or to each of several; the prompt is what the template makes of it.
+
+        add_generation_prompt: end where the assistant is to speak; None does so unless the final message is continued.
+        continue_final_message: the answer goes on with the final message, which the assistant has begun.
+        chat_template: in place of the model's own.   chat_template_kwargs: what else it reads.
+        Raises: as `generate`; tools are refused.
+        """
+        one = not isinstance(messages, Sequence) or not messages or isinstance(messages[0], Mapping)
+        conversations = cast("list[Conversation]", [messages] if one or isinstance(messages, str) else list(messages))
+        options = _chat_options(
+            add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs, tools
+        )
+        prompts = [_Chat(conversation, options) for conversation in conversations]
+        encoded = self._encode_all(prompts, self._params_for(len(prompts), sampling_params))
+        return self._run(encoded, use_tqdm=use_tqdm)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """What the answers to one prompt gain, step by step: the texts of an answer joined are its whole text.
+
+        Whoever leaves off before the end aborts the request. The prompt is checked at the call, not at the first step.
+        Raises: as `generate`.
+        """
+        return self._stream(prompt, sampling_params)
+
+    def stream_chat(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: object = None,
+    ) -> Iterator[RequestOutput]:
+        """`stream` for a conversation; arguments as of `chat`."""
+        options = _chat_options(
+            add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs, tools
+        )
+        return self._stream(_Chat(messages, options), sampling_params)
+
+    def _stream(self, prompt: "Prompt | _Chat", given: SamplingParams | None) -> Iterator[RequestOutput]:
+        if given is not None and not isinstance(given, SamplingParams):
+            raise SamplingParamsError(f"sampling_params must be SamplingParams, got {given!r}")
+        (encoded,) = self._encode_all([prompt], self._params_for(1, given))
+        self._check_idle()
+        return self._outputs([encoded], streams=True)
+
+    def _run(self, encoded: Sequence[_Encoded], *, use_tqdm: bool) -> list[RequestOutput]:
+        finished = {}
+        with tqdm(total=len(encoded), desc="Generating", unit="request", disable=not use_tqdm) as bar:
+            for output in self._outputs(encoded, streams=False):
+                finished[int(output.request_id)] = output
+                bar.update()
+        return [finished[request_id] for request_id in sorted(finished)]
+
+    def _outputs(self, encoded: Sequence[_Encoded], *, streams: bool) -> Iterator[RequestOutput]:
+        self._check_idle()  # again: between the call and the first step of a stream others may have come
+        text = TextEngine(self.engine, self.tokenizer)
+        try:
+            for prompt, token_ids, params in encoded:
+                text.add_request(str(next(self._ids)), prompt, token_ids, params, streams=streams)
+            while text.has_unfinished_requests():
+                yield from text.step()
+        finally:  # interrupted, failed or left: the engine is left as it was found
+            for request_id in text.open_requests:
+                text.abort(request_id)
+
+    def _check_idle(self) -> None:
         if self.engine.has_unfinished_requests():
             raise RequestError(
-                "the engine holds requests that were added by hand",
-                hint="finish them with engine.step() before calling generate",
+                "the engine holds requests that were added by hand, or of a stream that has not ended",
+                hint="finish them with engine.step(), or close the stream, before the next call",
             )
-        processor = OutputProcessor(self.tokenizer)
-        request_ids = [str(next(self._ids)) for _ in listed]
-        finished: dict[str, RequestOutput] = {}
-        try:
-            for request_id, (text, token_ids), param in zip(request_ids, encoded, params, strict=True):
-                processor.add(request_id, text, token_ids)  # first, so that an interrupt between the two leaks nothing
-                self.engine.add_request(request_id, token_ids, param)
-            with tqdm(total=len(listed), desc="Generating", unit="request", disable=not use_tqdm) as bar:
-                while self.engine.has_unfinished_requests():
-                    for step in self.engine.step():
-                        output = processor.process(step)
-                        if output is not None:
-                            finished[output.request_id] = output
-                            bar.update()
-        finally:  # interrupted or failed: the engine is left as it was found
-            for request_id in processor.open_requests:
-                self.engine.abort(request_id)
-        return [finished[request_id] for request_id in request_ids]
 
     def _params_for(
-        self, prompts: Sequence[Prompt], given: SamplingParams | Sequence[SamplingParams] | None
+        self, num_prompts: int, given: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[SamplingParams]:
         if given is None:
-            return [self.default_sampling_params()] * len(prompts)
+            return [self.default_sampling_params()] * num_prompts
         if isinstance(given, SamplingParams):
-            return [given] * len(prompts)
+            return [given] * num_prompts
         if not isinstance(given, Sequence):
             raise SamplingParamsError(f"sampling_params must be SamplingParams or a list of them, got {given!r}")
         params = list(given)
         for place, param in enumerate(params):
             if not isinstance(param, SamplingParams):
                 raise SamplingParamsError(f"sampling_params[{place}] must be SamplingParams, got {param!r}")
-        if len(params) != len(prompts):
-            raise SamplingParamsError(f"{len(prompts)} prompts but {len(params)} sampling_params")
+        if len(params) != num_prompts:
+            raise SamplingParamsError(f"{num_prompts} prompts but {len(params)} sampling_params")
         return params
 
-    def _encode_all(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
-    ) -> list[tuple[str | None, list[int]]]:
+    def _encode_all(self, prompts: "Sequence[Prompt | _Chat]", params: Sequence[SamplingParams]) -> list[_Encoded]:
         """Text and token ids of each prompt, all of them checked."""
-        encoded, errors = [], {}
+        text, encoded, errors = TextEngine(self.engine, self.tokenizer), [], {}
         for place, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
             try:
-                text, token_ids = self._encode(prompt)
-                self.engine.validate(token_ids, param)
-                encoded.append((text, token_ids))
+                shown, token_ids = self._encode(prompt)
+                text.validate(token_ids, param)
+                encoded.append(_Encoded(shown, token_ids, param))
             except RequestError as error:
                 errors[place] = error.at(place)
         if len(errors) == 1:
@@ -167,7 +206,11 @@ class LLM:
             raise InvalidPromptsError(errors)
         return encoded
 
-    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def _encode(self, prompt: "Prompt | _Chat") -> tuple[str | None, list[int]]:
+        if isinstance(prompt, _Chat):
+            tokenizer = self._tokenizer_for("a conversation")
+            rendered = tokenizer.chat(prompt.messages, **prompt.options)
+            return rendered, tokenizer.encode(rendered, add_special_tokens=False)  # the template writes its own
         if isinstance(prompt, Mapping):
             if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
                 unknown = next((key for key in prompt if key not in ("prompt", "prompt_token_ids")), None)
@@ -178,15 +221,41 @@ class LLM:
                 raise RequestError(f"prompt holds a text, prompt_token_ids a list of token ids: {prompt!r}")
             return self._encode(value)
         if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise RequestError(
-                    f"a text prompt needs a tokenizer, got {prompt!r} with skip_tokenizer_init=True",
-                    hint="give token ids",
-                )
-            return prompt, self.tokenizer.encode(prompt)
+            return prompt, self._tokenizer_for(f"a text prompt, {prompt!r},").encode(prompt)
         if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
             raise RequestError(f"a prompt is a text, a list of token ids or a mapping, got {prompt!r}")
         return None, as_token_ids(prompt)
+
+    def _tokenizer_for(self, what: str) -> HubTokenizer:
+        if self.tokenizer is None:
+            raise RequestError(
+                f"{what} needs a tokenizer, and skip_tokenizer_init=True leaves none", hint="give token ids"
+            )
+        return self.tokenizer
+
+
+class _Chat(NamedTuple):
+    """A conversation in the place of a prompt."""
+
+    messages: Conversation
+    options: dict[str, Any]
+
+
+def _chat_options(
+    add_generation_prompt: bool | None,
+    continue_final_message: bool,
+    chat_template: str | None,
+    variables: Mapping[str, Any] | None,
+    tools: object,
+) -> dict[str, Any]:
+    if tools is not None:
+        raise RequestError(f"weft has no tool calls yet, got tools={tools!r}", hint="describe them in a message")
+    return {
+        **(variables or {}),
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continue_final_message,
+        "chat_template": chat_template,
+    }
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:

@@ -86,6 +86,14 @@ def test_bytes_are_shown_as_soon_as_they_are_a_character(
         assert text == tokenizer.decode(tokens)[start : whole(tokenizer, tokens, skip=True)]
 
 
+def test_half_of_a_surrogate_pair_is_no_beginning_of_a_character(tokenizer: HubTokenizer) -> None:
+    """Python's own decoder waits for more, and would count it to the answer where a prompt ends with it."""
+    half = spell(tokenizer, b"\xed\xa0")
+    for prompt, answer in (([], [*half, *words(tokenizer, "row")]), (half, words(tokenizer, "row"))):
+        check(tokenizer, prompt, answer, skip=True)
+    assert detokenizer(tokenizer, half).finish() == ""
+
+
 @given(text=TEXTS.map(lambda text: text.replace("\ufffd", "")), cut=st.integers(0, 3))
 def test_no_replacement_character_before_the_end(tokenizers: dict[str, HubTokenizer], text: str, cut: int) -> None:
     for tokenizer in tokenizers.values():

@@ -176,7 +176,9 @@ def test_several_bad_prompts_raise_one_error_that_holds_them_all(model: str, req
 def test_without_a_tokenizer_token_ids_are_served_and_text_is_refused(tokens_only: LLM, llm: LLM) -> None:
     (output,), (texted,) = (model.generate([9, 8], GREEDY, use_tqdm=False) for model in (tokens_only, llm))
     assert (output.outputs[0].text, output.outputs[0].token_ids) == (None, texted.outputs[0].token_ids)
-    with pytest.raises(RequestError, match=r"prompts\[0\]: a text prompt needs a tokenizer.*\nhint: give token ids"):
+    with pytest.raises(
+        RequestError, match=r"prompts\[0\]: a text prompt, 'row', needs a tokenizer.*\nhint: give token ids"
+    ):
         tokens_only.generate("row", GREEDY)
 
 
@@ -204,6 +206,7 @@ def test_params_are_one_for_all_or_one_for_each(params: Any, message: str, llm: 
         ({"max_new_tokens": 3}, SamplingParams(max_tokens=3)),
         ({"temperature": None, "max_new_tokens": None, "top_k": None}, SamplingParams()),
         ({"top_p": 1.0, "top_k": 0, "repetition_penalty": 1, "suppress_tokens": []}, SamplingParams()),
+        ({"do_sample": True}, SamplingParams()),  # HuggingFace's own top_k=50 is no setting of the authors
     ],
 )
 def test_the_models_own_defaults_are_read(
@@ -218,11 +221,7 @@ def test_the_models_own_defaults_are_read(
 @pytest.mark.parametrize(
     ("name", "value"),
     {
-        "top_p": 0.9,
-        "top_k": 50,
-        "min_p": 0.1,
         "typical_p": 0.5,
-        "repetition_penalty": 1.1,
         "no_repeat_ngram_size": 2,
         "min_new_tokens": 2,
         "num_beams": 4,
@@ -299,7 +298,7 @@ def test_an_unknown_option_hints_at_the_nearest_known_one(folder: Path) -> None:
         {"forced_eos_token_id": 2},
         {"sequence_bias": [[[1], 2.0]]},
         {"guidance_scale": 1.5},
-        {"num_beams": 1, "top_k": 50},
+        {"num_beams": 1, "typical_p": 0.5},
         {"a_field_of_tomorrow": 3},
     ],
     ids=lambda defaults: list(defaults)[-1],
@@ -309,6 +308,15 @@ def test_no_default_of_the_models_authors_is_dropped_in_silence(
 ) -> None:
     with pytest.raises(ConfigError, match=list(defaults)[-1]):
         with_defaults(**defaults).default_sampling_params()
+
+
+@pytest.mark.parametrize("defaults", [{"top_p": 1.5}, {"temperature": "warm"}, {"max_new_tokens": 0}], ids=list)
+def test_a_default_out_of_range_is_an_error_that_says_where_it_stands(
+    with_defaults: Callable[..., LLM], defaults: dict[str, object]
+) -> None:
+    with pytest.raises(ConfigError, match="the model's generation_config: ") as caught:
+        with_defaults(**defaults).default_sampling_params()
+    assert "SamplingParams" in str(caught.value.hint)
 
 
 def test_sampling_defaults_do_nothing_where_sampling_is_off(with_defaults: Callable[..., LLM]) -> None:

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from weft.errors import CheckpointNotFoundError, RequestError
-from weft.output_processor import Decoder
+from weft.output_processor import Tokenizer as TokenizerOfTexts
 from weft.tokenizer.hub import HubTokenizer
 
 BOS, EOS = 0, 1
@@ -46,7 +46,7 @@ def tokenizer(prefix: list[int], tmp_path_factory: pytest.TempPathFactory) -> Hu
 
 
 def test_a_hub_tokenizer_decodes_for_the_output_processor(tokenizer: HubTokenizer) -> None:
-    assert isinstance(tokenizer, Decoder)
+    assert isinstance(tokenizer, TokenizerOfTexts)
 
 
 @given(text=st.text())

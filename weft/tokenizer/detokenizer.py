@@ -71,8 +71,7 @@ class _OfBytes:
     def __init__(self, pieces: Pieces, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> None:
         self._bytes_of = pieces.bytes_of
         self._hidden = pieces.special if skip_special_tokens else frozenset()
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._decode = self._decoder.decode
+        self._characters = _Utf8()
         self._is_empty = True
         tail = b""  # an open character is one of the last bytes, wherever the text before it is cut
         for token_id in reversed(prompt_token_ids):
@@ -80,16 +79,16 @@ class _OfBytes:
                 tail = self._bytes_of(token_id) + tail
             if len(tail) >= _OPEN_BYTES:
                 break
-        self._decode(tail[-_OPEN_BYTES:])
+        self._characters.push(tail[-_OPEN_BYTES:])
 
     def push(self, token_id: int) -> str:
         if token_id in self._hidden:
             return ""
         self._is_empty = False
-        return self._decode(self._bytes_of(token_id))
+        return self._characters.push(self._bytes_of(token_id))
 
     def finish(self) -> str:
-        return "" if self._is_empty else self._decode(b"", True)
+        return "" if self._is_empty else self._characters.finish()
 
 
 class _OfWindow:
@@ -159,8 +158,9 @@ class _OfWindow:
                 break
         self._window += reversed(run)
         if self._knows_bytes:
-            open_bytes = _num_open_bytes(b"".join(self._pieces.fallback_byte(token_id) for token_id in run[2::-1]))
-            self._shown = len(self._decode(self._window[: len(self._window) - open_bytes]))
+            last = _Utf8()
+            last.push(b"".join(self._pieces.fallback_byte(token_id) for token_id in run[_OPEN_BYTES - 1 :: -1]))
+            self._shown = len(self._decode(self._window[: len(self._window) - last.num_open]))
         else:
             text = self._decode(self._window)
             self._shown = len(text) - self._num_held(text)
@@ -180,12 +180,25 @@ class _OfWindow:
         self._longest *= 2  # ever rarer, so that a token costs the same
 
 
-def _num_open_bytes(last: bytes) -> int:
-    """How many bytes at the end begin a character that they do not end.
+class _Utf8:
+    """Bytes to characters, as soon as they are whole; U+FFFD for what can become none.
 
-    >>> [_num_open_bytes("é".encode()[:1]), _num_open_bytes(b"a"), _num_open_bytes("😀".encode()[:3])]
-    [1, 0, 3]
+    Python's decoder, but for one thing: it waits for a third byte after a first half of a surrogate pair.
     """
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    decoder.decode(last)
-    return len(decoder.getstate()[0])
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def num_open(self) -> int:
+        """Bytes at the end that begin a character and do not end it."""
+        return len(self._decoder.getstate()[0])
+
+    def push(self, part: bytes) -> str:
+        text = self._decoder.decode(part)
+        if part and 0xA0 <= part[-1] < 0xC0 and self._decoder.getstate()[0][:1] == b"\xed":
+            text += self._decoder.decode(b"", True)
+        return text
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import CheckpointNotFoundError, RequestError
+from weft.tokenizer.chat import render
 from weft.tokenizer.detokenizer import Detokenizer, detokenizer
 from weft.tokenizer.pieces import Pieces, pieces_of
 
@@ -31,8 +32,8 @@ class HubTokenizer:
             ) from error
         self._token_texts: dict[int, str] = {}
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids, with the special tokens that the tokenizer puts around a text.
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids, with the special tokens that the tokenizer puts around a text unless told not to.
 
         Raises: RequestError for half of a surrogate pair, which is no text (a file name or argument may carry one).
         """
@@ -40,7 +41,7 @@ class HubTokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"character {error.start} of the text, {text[error.start]!r}, is no Unicode") from error
-        ids: list[int] = self.inner(text)["input_ids"]
+        ids: list[int] = self.inner(text, add_special_tokens=add_special_tokens)["input_ids"]
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -69,10 +70,12 @@ class HubTokenizer:
     @cached_property
     def _mid_text(self) -> list[int]:
         """Tokens of a word, after which a space is a space."""
-        ids: list[int] = self.inner("a", add_special_tokens=False)["input_ids"]
-        return ids
+        return self.encode("a", add_special_tokens=False)
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The conversation in the model's own template, ending where the assistant is to speak."""
-        text: str = self.inner.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return text
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The conversation in the model's own template, ending where the assistant is to speak.
+
+        Options and errors as of `weft.tokenizer.chat.render`. Its token ids are those of `encode` without special
+        tokens: a template writes its own, and a second BOS would be one too many.
+        """
+        return render(self.inner, messages, **options)

@@ -1,0 +1,212 @@
+"""The engine with text around it: n answers, stop strings one step behind, streams, aborts; nothing is left behind."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.test_llm import save_text_model
+from weft import LLM, RequestOutput, SamplingParams
+from weft.errors import DuplicateRequestError, SamplingParamsError
+from weft.text_engine import TextEngine
+
+FREE = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+WARM = SamplingParams(temperature=1, seed=5, max_tokens=8, ignore_eos=True)
+PROMPT = list(range(20, 60))  # two full blocks and a part
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_text_model(tmp_path_factory.mktemp("text_engine"), bos=False)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["at once", "one step behind"])
+def llm(request: pytest.FixtureRequest, folder: Path) -> LLM:
+    return LLM(str(folder), max_num_seqs=3, overlap=request.param)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "llm" in request.fixturenames:
+        engine = request.getfixturevalue("llm").engine
+        assert not engine.has_unfinished_requests()
+        engine._scheduler.check_idle()
+
+
+@pytest.fixture
+def added(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, SamplingParams]]:
+    """What the engine is asked for."""
+    asked: list[tuple[str, SamplingParams]] = []
+    plain = llm.engine.add_request
+
+    def noted(request_id: str, prompt: Any, params: SamplingParams, **options: Any) -> None:
+        plain(request_id, prompt, params, **options)
+        asked.append((request_id, params))
+
+    monkeypatch.setattr(llm.engine, "add_request", noted)
+    return asked
+
+
+def run(llm: LLM, prompt: list[int], params: SamplingParams, *, streams: bool = False) -> list[RequestOutput]:
+    text = TextEngine(llm.engine, llm.tokenizer)
+    text.add_request("r", None, prompt, params, streams=streams)
+    outputs = []
+    while text.has_unfinished_requests():
+        outputs += text.step()
+    assert llm.engine.step() == []  # a step that was under way when the last one ended
+    return outputs
+
+
+@pytest.mark.parametrize("seed", [5, 2**64 - 2])
+def test_each_of_n_answers_is_what_its_seed_says_alone(llm: LLM, seed: int) -> None:
+    (together,) = run(llm, PROMPT, replace(WARM, n=4, seed=seed))
+    assert [answer.index for answer in together.outputs] == [0, 1, 2, 3]
+    for index, answer in enumerate(together.outputs):
+        (alone,) = run(llm, PROMPT, replace(WARM, seed=(seed + index) % 2**64))
+        assert (answer.token_ids, answer.text) == (alone.outputs[0].token_ids, alone.outputs[0].text)
+    assert len({tuple(answer.token_ids) for answer in together.outputs}) == 4
+
+
+def test_without_a_seed_n_answers_differ(llm: LLM, added: list[tuple[str, SamplingParams]]) -> None:
+    (output,) = run(llm, PROMPT, replace(WARM, n=3, seed=None))
+    assert len({tuple(answer.token_ids) for answer in output.outputs}) == 3
+    assert [params.seed for _, params in added] == [None] * 3
+
+
+def test_the_others_follow_when_the_first_has_a_token_and_find_its_blocks(
+    llm: LLM, added: list[tuple[str, SamplingParams]]
+) -> None:
+    prompt, text, cached = [token + 100 for token in PROMPT], TextEngine(llm.engine, llm.tokenizer), {}
+    plain = llm.engine.step
+
+    def noted() -> list[Any]:
+        outputs = plain()
+        cached.update({step.request_id: step.num_cached_tokens for step in outputs})
+        return outputs
+
+    llm.engine.step = noted  # type: ignore[method-assign]
+    try:
+        text.add_request("r", None, prompt, replace(WARM, n=3, max_tokens=1))
+        assert [name for name, _ in added] == ["r/0"]
+        while text.has_unfinished_requests():
+            text.step()
+    finally:
+        llm.engine.step = plain  # type: ignore[method-assign]
+    assert [name for name, _ in added] == ["r/0", "r/1", "r/2"]
+    assert cached == {"r/0": 0, "r/1": 32, "r/2": 32}
+
+
+def test_a_full_queue_makes_the_others_wait_and_loses_none(folder: Path) -> None:
+    small = LLM(str(folder), max_num_seqs=1, max_num_queued_requests=1)
+    (output,) = run(small, PROMPT, replace(WARM, n=4))
+    assert [len(answer.token_ids) for answer in output.outputs] == [8] * 4
+
+
+def stop_in(text: str) -> str:
+    """Three characters from the middle of the text that stand there for the first time."""
+    return next(
+        text[place : place + 3]
+        for place in range(len(text) // 2 - 1, len(text) - 3)
+        if text.index(text[place : place + 3]) == place
+    )
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_ends_tokens_and_text_streamed_or_whole(llm: LLM, include: bool) -> None:
+    (free,) = run(llm, PROMPT, FREE)
+    text = free.outputs[0].text or ""
+    stop = stop_in(text)
+    params = replace(FREE, stop=stop, include_stop_str_in_output=include)
+    (whole,), parts = run(llm, PROMPT, params), run(llm, PROMPT, params, streams=True)
+    (answer,) = whole.outputs
+    assert answer.text == text[: text.index(stop) + (len(stop) if include else 0)]
+    assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
+    count = len(answer.token_ids)
+    assert answer.token_ids == free.outputs[0].token_ids[:count]
+    assert llm.tokenizer is not None
+    shown = [llm.tokenizer.decode(answer.token_ids[:size]) for size in (count - 1, count)]
+    assert [stop in text for text in shown] == [False, True]
+    assert "".join(part.outputs[0].text or "" for part in parts) == answer.text
+    assert [token for part in parts for token in part.outputs[0].token_ids] == answer.token_ids
+    assert parts[-1].outputs[0].stop_reason == stop
+
+
+def test_min_tokens_gates_a_stop_string(llm: LLM, added: list[tuple[str, SamplingParams]]) -> None:
+    (free,) = run(llm, PROMPT, FREE)
+    stop = stop_in(free.outputs[0].text or "")
+    count = len(run(llm, PROMPT, replace(FREE, stop=stop))[0].outputs[0].token_ids)
+    text = TextEngine(llm.engine, llm.tokenizer)
+    for least, reason in ((count - 1, "stop"), (count, "length")):
+        params = replace(FREE, stop=stop, min_tokens=least)
+        text._processor.add("gated", None, PROMPT, params)
+        llm.engine.add_request("gated", PROMPT, FREE)  # min_tokens of stop strings is not the engine's
+        outputs: list[RequestOutput] = []
+        while text.has_unfinished_requests():
+            outputs += text.step()
+        llm.engine.step()
+        assert outputs[0].outputs[0].finish_reason == reason
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 4])
+def test_an_abort_ends_all_answers_wherever_they_are(llm: LLM, steps: int) -> None:
+    text = TextEngine(llm.engine, llm.tokenizer)
+    text.add_request("r", None, PROMPT, replace(WARM, n=5))
+    text.add_request("other", None, PROMPT, FREE)
+    for _ in range(steps):
+        text.step()
+    (output,) = text.abort("r")
+    assert [answer.finish_reason for answer in output.outputs] == ["abort"] * 5
+    assert output.finished
+    assert text.abort("r") == []
+    assert text.open_requests == ["other"]
+    outputs: list[RequestOutput] = []
+    while text.has_unfinished_requests():
+        outputs += text.step()
+    llm.engine.step()
+    assert [output.request_id for output in outputs] == ["other"]
+    assert outputs[0].outputs[0].token_ids == run(llm, PROMPT, FREE)[0].outputs[0].token_ids
+
+
+def test_the_engine_is_asked_for_tokens_only(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[SamplingParams] = []
+    monkeypatch.setattr(llm.engine, "add_request", lambda name, prompt, params: asked.append(params))
+    text = TextEngine(llm.engine, llm.tokenizer)
+    params = replace(
+        WARM, n=2, stop=["x"], include_stop_str_in_output=True, skip_special_tokens=False, bad_words=["row", (7, 8)]
+    )
+    text.add_request("r", None, PROMPT, params)
+    assert llm.tokenizer is not None
+    words = [llm.tokenizer.encode(word, add_special_tokens=False) for word in ("row", " row")]
+    assert asked == [replace(WARM, bad_words=[*words, [7, 8]])]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (replace(FREE, stop=["\n", "x"]), r"stop=\('\\n', 'x'\) is looked for in the text"),
+        (replace(FREE, bad_words=["row"]), "bad_words holds 'row'"),
+    ],
+    ids=["stop", "bad_words"],
+)
+def test_what_needs_a_text_is_refused_without_a_tokenizer(llm: LLM, params: SamplingParams, message: str) -> None:
+    text = TextEngine(llm.engine, None)
+    for call in (text.validate, lambda *prompt: text.add_request("r", None, *prompt)):
+        with pytest.raises(SamplingParamsError, match=message) as caught:
+            call(PROMPT, params)
+        assert caught.value.hint is not None
+    assert text.open_requests == []
+
+
+def test_a_refused_request_leaves_nothing(llm: LLM) -> None:
+    text = TextEngine(llm.engine, llm.tokenizer)
+    add: Callable[..., None] = text.add_request
+    with pytest.raises(SamplingParamsError, match="outside the vocabulary"):
+        add("r", None, PROMPT, replace(WARM, n=3, stop_token_ids=[10**6]))
+    assert text.open_requests == []
+    add("r", None, PROMPT, replace(WARM, n=3))
+    with pytest.raises(DuplicateRequestError, match="'r'"):
+        add("r", None, PROMPT, FREE)
+    text.abort("r")

@@ -1,0 +1,165 @@
+"""The engine with text around it: what an offline call and a server both drive, step by step.
+
+A request for n answers becomes n requests of the engine. The first goes ahead; the others follow when it has its first
+token, and find the prompt's blocks in the prefix cache.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from weft.errors import DuplicateRequestError, QueueFullError, RequestError, SamplingParamsError
+from weft.inference.engine import Engine
+from weft.inference.sampling_params import SamplingParams
+from weft.inference.step_output import StepOutput
+from weft.output_processor import OutputProcessor
+from weft.outputs import RequestOutput
+from weft.tokenizer.hub import HubTokenizer
+
+
+class _Answer(NamedTuple):
+    """One answer as the engine is asked for it."""
+
+    engine_id: str
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+
+
+class TextEngine:
+    """`add_request`, `step` and `abort` as of the engine, with texts in the outputs."""
+
+    def __init__(self, engine: Engine, tokenizer: HubTokenizer | None) -> None:
+        self.engine = engine
+        self._tokenizer = tokenizer
+        self._processor = OutputProcessor(tokenizer, engine.finish)
+        self._following: dict[str, list[_Answer]] = {}  # by request, until its first answer has a token
+        self._due: deque[_Answer] = deque()  # they may enter as soon as the queue has room
+
+    @property
+    def open_requests(self) -> list[str]:
+        return self._processor.open_requests
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._processor.open_requests)
+
+    def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Raise the typed error that `add_request` would raise, and change nothing."""
+        self.engine.validate(prompt_token_ids, self._params_of_tokens(params))
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        streams: bool = False,
+    ) -> None:
+        """Queue a request.
+
+        prompt: its text, if it has one, for the outputs.   streams: an output at every step, or one at the end.
+        Raises: RequestError and its kinds; the engine is then as it was.
+        """
+        if request_id in self._processor.open_requests:
+            raise DuplicateRequestError(f"request_id={request_id!r} is still in use")
+        first, *following = self._answers(request_id, prompt_token_ids, params)
+        engine_ids = [first.engine_id, *(answer.engine_id for answer in following)]
+        # First here, so that an interrupt between the two leaves nothing in the engine that nobody knows of.
+        self._processor.add(request_id, prompt, prompt_token_ids, params, engine_ids=engine_ids, streams=streams)
+        try:
+            self.engine.add_request(*first)
+        except RequestError:
+            self._processor.forget(request_id)
+            raise
+        if following:
+            self._following[first.engine_id] = following
+
+    def step(self) -> list[RequestOutput]:
+        """One step of the engine: outputs of streams that gained something, and of requests that ended."""
+        outputs = []
+        for step in self.engine.step():
+            output = self._processor.process(step)
+            if output is not None:
+                outputs.append(output)
+            if step.request_id in self._following:
+                self._due += self._following.pop(step.request_id)
+        while self._due:
+            try:
+                self.engine.add_request(*self._due[0])
+            except QueueFullError:
+                break  # those in the queue will start; the request itself was taken in when it had room
+            self._due.popleft()
+        return outputs
+
+    def abort(self, request_id: str) -> list[RequestOutput]:
+        """End all answers of a request that have not ended; its last outputs, none if it has ended or never was."""
+        outputs = []
+        for engine_id in self._processor.engine_ids(request_id):
+            self._following.pop(engine_id, None)
+            self._due = deque(answer for answer in self._due if answer.engine_id != engine_id)
+            # Where the engine has not got it (yet), there is still an answer to be ended.
+            step = self.engine.abort(engine_id) or StepOutput(engine_id, finished=True, finish_reason="abort")
+            output = self._processor.process(step)
+            if output is not None:
+                outputs.append(output)
+        return outputs
+
+    def _answers(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> list[_Answer]:
+        first = self._params_of_tokens(params)
+        if params.n == 1:
+            return [_Answer(request_id, prompt_token_ids, first)]
+        seeds = [None if params.seed is None else (params.seed + index) % 2**64 for index in range(params.n)]
+        return [
+            _Answer(
+                f"{request_id}/{index}",
+                prompt_token_ids,
+                # The prompt is scored once: a request that has it scored computes it all, and finds nothing cached.
+                replace(first, seed=seed, prompt_logprobs=None if index else first.prompt_logprobs),
+            )
+            for index, seed in enumerate(seeds)
+        ]
+
+    def _params_of_tokens(self, params: SamplingParams) -> SamplingParams:
+        """What is left for the engine, which knows neither text nor several answers.
+
+        Raises: SamplingParamsError where a text is asked for and there is no tokenizer.
+        """
+        if not isinstance(params, SamplingParams):
+            raise SamplingParamsError(f"params must be SamplingParams, got {params!r}")
+        if self._tokenizer is None and params.stop:
+            raise SamplingParamsError(
+                f"stop={params.stop!r} is looked for in the text, and skip_tokenizer_init=True leaves none",
+                hint="stop_token_ids stop without a text",
+            )
+        return replace(
+            params,
+            n=1,
+            stop=(),
+            include_stop_str_in_output=False,
+            detokenize=True,
+            skip_special_tokens=True,
+            spaces_between_special_tokens=True,
+            bad_words=self._words(params.bad_words),
+        )
+
+    def _words(self, words: Sequence[str | Sequence[int]]) -> list[Sequence[int]]:
+        """Every word as token ids, with a space before it and without, since it may stand in mid-text or begin one.
+
+        vLLM leaves out the second where it has more or fewer tokens than the first; here no spelling is let through.
+        """
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            if not isinstance(word, str):
+                found[tuple(word)] = None
+                continue
+            if self._tokenizer is None:
+                raise SamplingParamsError(
+                    f"bad_words holds {word!r}, and skip_tokenizer_init=True leaves no tokenizer for it",
+                    hint="give lists of token ids",
+                )
+            bare = word.lstrip() or word
+            for spelled in (bare, f" {bare}"):
+                found[tuple(self._tokenizer.encode(spelled, add_special_tokens=False))] = None
+        found.pop((), None)
+        return list(found)
