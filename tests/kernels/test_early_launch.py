@@ -19,6 +19,7 @@ from weft.kernels.paged import HeadRotation, NewTokens, PagedKeys, Scoring
 from weft.kernels.paged_decode import paged_decode
 from weft.kernels.sample import sample
 from weft.kernels.silu_multiply import silu_multiply
+from weft.kernels.truncate import thresholds
 
 pytestmark = pytest.mark.gpu
 
@@ -67,6 +68,7 @@ def consumers(device: torch.device) -> dict[str, Consumer]:
         "add_norm": lambda x: add_norm(x, x, weight, 1e-5)[1],
         "silu_multiply": silu_multiply,
         "sample": lambda x: sample(x, greedy, zeros, zeros),
+        "truncate": lambda x: thresholds(x, greedy + 1, zeros + 5, greedy + 0.5, greedy),
         **decodes(device),
     }
 
@@ -116,6 +118,7 @@ NAMES = (
     "add_norm",
     "silu_multiply",
     "sample",
+    "truncate",
     "paged decode, whole",
     "paged decode, shared",
     "paged decode, lent",

@@ -23,6 +23,7 @@ from weft.kernels.gather_step import StateTensors, StepTensors, gather_step
 from weft.kernels.gemv import Norm, gemv
 from weft.kernels.sample import sample
 from weft.kernels.silu_multiply import silu_multiply
+from weft.kernels.truncate import thresholds
 
 Attempts = dict[str, Callable[[], object]]
 EPSILONS = {"nan": math.nan, "-1.0": -1.0, "inf": math.inf}
@@ -115,6 +116,7 @@ def test_bfloat16_in_the_interpreter_is_refused_and_never_wrong() -> None:
         lambda: few_rows_gemm(x, x),
         lambda: silu_multiply(x),
         lambda: sample(x, torch.ones(2), ids, ids),
+        lambda: thresholds(x, torch.ones(2), ids, torch.ones(2), torch.zeros(2)),
         lambda: embedding(x, ids),
         lambda: cross_entropy(x, x, ids),
         lambda: flash_attention(dense, dense, dense),

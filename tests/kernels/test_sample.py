@@ -53,18 +53,50 @@ def test_noise_reaches_every_bit_of_seed_position_and_token(device: torch.device
 
 
 def test_equal_logits_give_the_lowest_id_and_broken_rows_minus_one(device: torch.device) -> None:
-    logits = torch.zeros(5, 9000)
+    logits = torch.zeros(6, 9000)
     logits[1, 8000] = 1.0
     logits[2, 8999] = torch.nan
     logits[3, 5] = torch.inf
-    logits[4, 4096] = -torch.inf
-    zero = torch.zeros(5, dtype=torch.int64)
+    logits[4] = -torch.inf
+    logits[5, 5], logits[5, 6] = torch.inf, torch.nan
+    zero = torch.zeros(6, dtype=torch.int64)
     for temperature in (0.0, 1.0):
-        arguments = (logits, torch.full((5,), temperature), zero, zero)
+        arguments = (logits, torch.full((6,), temperature), zero, zero)
         found = sample(*(tensor.to(device) for tensor in arguments)).cpu()
-        assert found[2:].tolist() == [-1, -1, -1]
+        assert found[2:].tolist() == [-1, -1, -1, -1]
         assert torch.equal(found, reference(*arguments))
-    assert sample(*(tensor[:2].to(device) for tensor in (logits, torch.zeros(5), zero, zero))).tolist() == [0, 8000]
+    assert sample(*(tensor[:2].to(device) for tensor in (logits, torch.zeros(6), zero, zero))).tolist() == [0, 8000]
+
+
+def test_what_is_minus_infinite_or_below_the_threshold_is_never_drawn(device: torch.device) -> None:
+    """Ids that may be drawn lie in few chunks, at the edges of the row and where a chunk ends."""
+    allowed = torch.tensor([0, 1023, 2048, 3099])
+    seeds, positions = rows(16)
+    mask = torch.zeros(3100, dtype=torch.bool)
+    mask[allowed] = True
+    logits = torch.randn(16, 3100)
+    excluded, low = logits.masked_fill(~mask, -torch.inf), torch.where(mask, logits.clamp(min=0.0), logits - 10)
+    for temperature in (0.0, 1.0, 30.0):
+        warm = torch.full((16,), temperature)
+        for given, thresholds in ((excluded, None), (low, torch.zeros(16)), (excluded, torch.full((16,), -1e30))):
+            arguments = [given, warm, seeds, positions] + ([] if thresholds is None else [thresholds])
+            found = sample(*(tensor.to(device) for tensor in arguments)).cpu()
+            assert torch.equal(found, reference(*arguments))
+            assert torch.isin(found, allowed).all()
+    assert len(found.unique()) == 4
+
+
+def test_a_threshold_leaves_the_noise_of_those_that_remain(device: torch.device) -> None:
+    """-inf changes nothing; the highest logit as a threshold is greedy; one that nothing reaches fails the row."""
+    seeds, positions = rows(4)
+    logits, warm = torch.randn(4, 5000) * 3, torch.tensor([0.5, 1.0, 2.0, 0.0])
+    arguments = [tensor.to(device) for tensor in (logits, warm, seeds, positions)]
+    free = torch.full((4,), -torch.inf, device=device)
+    assert torch.equal(sample(*arguments, free), sample(*arguments))
+    assert torch.equal(sample(*arguments, logits.amax(-1).to(device)).cpu(), logits.argmax(-1))
+    free[1], free[2] = 1e30, torch.nan
+    assert sample(*arguments, free).tolist()[1:3] == [-1, -1]
+    assert reference(logits, warm, seeds, positions, free.cpu()).tolist()[1:3] == [-1, -1]
 
 
 def test_bad_input_is_refused_by_name(device: torch.device) -> None:
@@ -76,6 +108,8 @@ def test_bad_input_is_refused_by_name(device: torch.device) -> None:
         "temperatures is torch.float64": (logits, one.double(), whole, whole),
         "seeds is torch.int32": (logits, one, whole.int(), whole),
         r"positions is torch.int64 \(1,\)": (logits, one, whole, whole[:1]),
+        "thresholds is torch.float64": (logits, one, whole, whole, one.double()),
+        r"thresholds is torch.float32 \(1,\)": (logits, one, whole, whole, one[:1]),
     }.items():
         with pytest.raises(KernelError, match=message):
             sample(*arguments)

@@ -1,5 +1,8 @@
 """One token a row of logits: argmax, or argmax of `logits + temperature * Gumbel noise` of (seed, position, token id).
 
+A logit of -inf is a token that cannot be drawn, and so is one below the row's threshold (`truncate.py`), where there is
+one; a chunk in which nothing can be drawn costs no noise.
+
 The noise is Philox-4x32-10 (Salmon et al. 2011, section 3.3), keyed by the seed, counting (token id, position, 0, 0),
 and its logarithms are taken in float64; multiplication and addition are not fused. So a row draws what the same row
 draws in plain torch, in any batch. Programs take chunks of the vocabulary, and a second launch compares their winners.
@@ -24,9 +27,13 @@ def reference(
     temperatures: Float[Tensor, "R"],
     seeds: Int[Tensor, "R"],
     positions: Int[Tensor, "R"],
+    thresholds: Float[Tensor, "R"] | None = None,
 ) -> Int[Tensor, "R"]:
     """The same in plain torch."""
-    finite = torch.isfinite(logits).all(dim=-1)
+    finite = torch.isfinite(logits.amax(dim=-1))  # NaN where there is one
+    if thresholds is not None:
+        finite &= (logits >= thresholds[:, None]).any(dim=-1)
+        logits = logits.float().masked_fill(logits < thresholds[:, None], -torch.inf)
     tokens = torch.arange(logits.shape[1], device=logits.device)[None].expand_as(logits)
     noise = -torch.log(-torch.log(uniform_reference(tokens, positions[:, None], seeds[:, None]))).float()
     noisy = torch.where((temperatures > 0)[:, None], logits + temperatures[:, None] * noise, logits)
@@ -67,18 +74,20 @@ def _gumbel(token, position, seed, ROUNDS: tl.constexpr):
     return (-tl.log(-tl.log(uniform))).to(tl.float32)
 
 
-@jit(do_not_specialize_on_alignment=["temperatures", "seeds", "positions"])
+@jit(do_not_specialize_on_alignment=["temperatures", "seeds", "positions", "thresholds"])
 def _best_kernel(
     logits,
     stride,
     temperatures,
     seeds,
     positions,
+    thresholds,
     best,
     winners,
     vocab_size,
     ROUNDS: tl.constexpr,
     BLOCK: tl.constexpr,
+    CUT: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     if EARLY:
@@ -87,9 +96,13 @@ def _best_kernel(
     token = chunk * BLOCK + tl.arange(0, BLOCK)
     inside = token < vocab_size
     values = tl.load(logits + row * stride + token, mask=inside, other=0.0).to(tl.float32)
-    broken = tl.max(tl.where(tl.abs(values) < float("inf"), 0, 1), 0)
+    broken = tl.max(tl.where(values < float("inf"), 0, 1), 0)
     temperature = tl.load(temperatures + row)
-    if temperature > 0:
+    drawn = temperature > 0
+    if CUT:
+        inside = inside & (values >= tl.load(thresholds + row))
+        drawn = drawn & (tl.max(inside.to(tl.int32), 0) > 0)
+    if drawn:
         noise = _gumbel(token.to(tl.int64), tl.load(positions + row), tl.load(seeds + row), ROUNDS)
         values = values + temperature * noise
     values = tl.where(inside & (values == values), values, float("-inf"))
@@ -111,7 +124,7 @@ def _last_kernel(best, winners, tokens, chunks, CHUNKS: tl.constexpr, EARLY: tl.
     there = chunk < chunks
     values = tl.load(best + row * chunks + chunk, mask=there, other=float("-inf"))
     winner = tl.load(winners + row * chunks + chunk, mask=there, other=0)
-    broken = tl.min(winner, 0) < 0
+    broken = (tl.min(winner, 0) < 0) | (tl.max(values, 0) == float("-inf"))
     found = tl.sum(tl.where(chunk == tl.argmax(values, 0), winner, 0), 0)
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -123,10 +136,12 @@ def sample(
     temperatures: Float[Tensor, "R"],
     seeds: Int[Tensor, "R"],
     positions: Int[Tensor, "R"],
+    thresholds: Float[Tensor, "R"] | None = None,
 ) -> Int[Tensor, "R"]:
-    """A token id for each row, the lowest of equals; -1 for a row whose logits are not all finite.
+    """A token id for each row, the lowest of equals; -1 for a row with NaN or infinity, or with nothing to draw.
 
     temperatures: 0 is greedy.   seeds: the 64 bits of each, in int64.   positions: of the token being sampled.
+    thresholds: the lowest logit of each row that may be drawn, in float32; None for no such limit.
     Raises: KernelError for shapes and dtypes that do not fit; with WEFT_DEBUG=1 also for temperatures that are none.
     """
     if logits.ndim != 2 or logits.stride(1) != 1 or logits.shape[1] == 0 or not logits.is_floating_point():
@@ -138,10 +153,12 @@ def sample(
         ("temperatures", temperatures, torch.float32),
         ("seeds", seeds, torch.int64),
         ("positions", positions, torch.int64),
+        ("thresholds", temperatures if thresholds is None else thresholds, torch.float32),
     ):
         if tensor.shape != (count,) or tensor.dtype != dtype or not tensor.is_contiguous():
             raise KernelError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not a contiguous {dtype} [{count}]")
-    check_device("logits", logits, others={"temperatures": temperatures, "seeds": seeds, "positions": positions})
+    columns = {"temperatures": temperatures, "seeds": seeds, "positions": positions, "thresholds": thresholds}
+    check_device("logits", logits, others=columns)
     check_floats("logits", logits)
     if debugging():
         broken = (~((temperatures >= 0) & temperatures.isfinite())).nonzero()
@@ -160,11 +177,13 @@ def sample(
             temperatures,
             seeds,
             positions,
+            temperatures if thresholds is None else thresholds,
             best,
             winners,
             vocab_size,
             ROUNDS=_ROUNDS,
             BLOCK=BLOCK,
+            CUT=thresholds is not None,
             num_warps=4,
             enable_fp_fusion=False,
             **early,
@@ -173,10 +192,10 @@ def sample(
     return tokens
 
 
-def _specialisations(dtype: str, *, early: bool) -> tuple[Specialisation, Specialisation]:
+def _specialisations(dtype: str, *, early: bool, cut: bool = False) -> tuple[Specialisation, Specialisation]:
     name, capabilities = ("-early", (90, 100)) if early else ("", (80, 89))
     best = Specialisation(
-        name=f"best-{dtype}{name}",
+        name=f"best-{dtype}{'-cut' if cut else ''}{name}",
         kernel=_best_kernel,
         signature={
             "logits": f"*{dtype}",
@@ -184,11 +203,12 @@ def _specialisations(dtype: str, *, early: bool) -> tuple[Specialisation, Specia
             "temperatures": "*fp32",
             "seeds": "*i64",
             "positions": "*i64",
+            "thresholds": "*fp32",
             "best": "*fp32",
             "winners": "*i32",
             "vocab_size": "i32",
         },
-        constants={"ROUNDS": _ROUNDS, "BLOCK": BLOCK, "EARLY": early},
+        constants={"ROUNDS": _ROUNDS, "BLOCK": BLOCK, "CUT": cut, "EARLY": early},
         num_warps=4,
         num_stages=3,
         aligned=frozenset({"logits", "stride", "best", "winners", "vocab_size"}),
@@ -214,5 +234,8 @@ SPECIALISATIONS = (
     *_specialisations("fp32", early=True),
     _specialisations("bf16", early=True)[0],
     _specialisations("fp16", early=True)[0],
+    _specialisations("bf16", early=True, cut=True)[0],
+    _specialisations("fp32", early=True, cut=True)[0],
     *_specialisations("fp32", early=False),
+    _specialisations("bf16", early=False, cut=True)[0],
 )

@@ -200,7 +200,7 @@ def test_small_operations_are_right(place: Place, monkeypatch: pytest.MonkeyPatc
         assert named(rows, "torch", f"{operation.name} time").unit == "µs"
         assert named(rows, "weft over torch", f"{operation.name} as fast as torch").target is None
         seen.append(operation.name.split(",")[0])
-    assert {"add_norm", "silu_multiply", "gemv", "few_rows_gemm", "sample"} <= set(seen)
+    assert {"add_norm", "silu_multiply", "gemv", "few_rows_gemm", "sample", "truncate"} <= set(seen)
     assert any(name.startswith("cross_entropy") for name in seen)
 
 

@@ -1,4 +1,4 @@
-"""Norms, gates, products of few rows, sampling and the loss, at the widths of two models, beside torch's own."""
+"""Norms, gates, products of few rows, truncation, sampling, the loss, at two models' widths, beside torch's own."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,14 @@ from weft.kernels.few_rows_gemm import few_rows_gemm, splits_of
 from weft.kernels.gemv import gemv
 from weft.kernels.sample import sample
 from weft.kernels.silu_multiply import silu_multiply
+from weft.kernels.truncate import thresholds
 
 NOTE = (
     "small operations: inputs in turn, together past the L2 cache or 64 sets of them; torch is eager torch captured in "
     "a graph, the loss a loop of calls"
 )
 _EPSILON = 1e-5
+_TOP_K, _TOP_P = 50, 0.9
 
 Operation = Callable[..., Sequence[Tensor]]
 
@@ -109,6 +111,14 @@ def small_operations(widths: Widths) -> Iterator[SmallOperation]:
             weft=_greedy(count),
             peer=lambda logits: [logits.argmax(-1)],
         )
+    for top_k, name in ((_TOP_K, f"top_k {_TOP_K} and top_p {_TOP_P}"), (0, f"top_p {_TOP_P}")):
+        for count in (1, 64):
+            yield SmallOperation(
+                name=f"truncate, {name}, {count} x {widths.vocab_size}",
+                inputs=((count, widths.vocab_size),),
+                weft=_truncate(count, top_k),
+                peer=lambda logits, top_k=top_k: [_sorted_cut(logits, top_k)],
+            )
     yield SmallOperation(
         name=f"cross_entropy with gradients, {widths.loss_tokens} tokens",
         inputs=((widths.loss_tokens, hidden), (widths.vocab_size, hidden)),
@@ -209,6 +219,27 @@ def _greedy(count: int) -> Operation:
         return [sample(logits, *kept)]
 
     return run
+
+
+def _truncate(count: int, top_k: int) -> Operation:
+    kept: list[Tensor] = []
+
+    def run(logits: Tensor) -> Sequence[Tensor]:
+        if not kept:
+            one = torch.ones(count, dtype=torch.float32, device=logits.device)
+            kept.extend((one, one.to(torch.int64) * top_k, one * _TOP_P, one * 0))
+        return [thresholds(logits, *kept)]
+
+    return run
+
+
+def _sorted_cut(logits: Tensor, top_k: int) -> Tensor:
+    """The same threshold by a sort of the row."""
+    values = (logits if logits.dtype == torch.float64 else logits.float()).sort(dim=-1, descending=True).values
+    ranks = torch.arange(values.shape[1], device=values.device)
+    left = values.masked_fill(ranks >= top_k, -torch.inf) if top_k else values
+    reached = left.softmax(dim=-1).cumsum(dim=-1) >= _TOP_P
+    return values.gather(1, reached.int().argmax(dim=-1, keepdim=True))[:, 0]
 
 
 def _torch_loss(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
