@@ -4,6 +4,7 @@ Snapshots at tolerance 0: a change is a decision, taken with `--snapshot-update`
 """
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from weft.config import EngineConfig
 from weft.inference.engine import Engine
+from weft.inference.plan import StepPlan
+from weft.inference.runner import StepHandle
 from weft.inference.sampling_params import SamplingParams
 from weft.models.checkpoint.source import open_checkpoint
 from weft.testing.tiny import save_tiny_model
@@ -51,6 +54,12 @@ def counted(engine: Engine, batch: int) -> dict[str, float]:
     return {name: count / STEPS for name, count in sorted(calls.items()) if count > 1}
 
 
+def assert_nothing_waits(calls: dict[str, float]) -> None:
+    assert calls.get("copies", 0) <= 1, "a step in which nothing changes copies more than new block ids"
+    assert calls.get("cudaStreamSynchronize calls", 0) == 0, "the host waits for the device"
+    assert calls.get("cudaEventSynchronize calls", 0) <= 1, "the host waits for more than its tokens"
+
+
 @pytest.mark.parametrize("batch", [1, 8, 64])
 def test_what_a_steady_step_asks_of_the_device(batch: int, tmp_path: Path, snapshot: Any) -> None:
     folder = str(save_tiny_model(tmp_path, "llama", num_hidden_layers=2))
@@ -66,10 +75,38 @@ def test_what_a_steady_step_asks_of_the_device(batch: int, tmp_path: Path, snaps
         for eager in (False, True)
     )
     for calls in (graph, launched):
-        assert calls.get("copies", 0) <= 1, "a step in which nothing changes copies more than new block ids"
-        assert calls.get("cudaStreamSynchronize calls", 0) == 0
-        assert calls.get("cudaEventSynchronize calls", 0) <= 1, "the host waits for more than its tokens"
+        assert_nothing_waits(calls)
     assert graph["graph launches"] == 1
     assert graph.get("launches outside of graphs", 0) == 0
     assert graph["kernels"] == launched["kernels"], "a graph holds what is launched without it"
     assert launched == snapshot
+
+
+@pytest.mark.parametrize(
+    ("fault", "complaint"),
+    [
+        (lambda steps: steps.item(), "the host waits"),
+        (lambda steps: [steps.copy_(steps.clone()), steps.to("cpu", non_blocking=True), steps + 0], "copies more"),
+    ],
+    ids=["a number read back", "copies in every step"],
+)
+def test_a_step_that_waits_or_copies_is_convicted(
+    fault: Callable[[torch.Tensor], object], complaint: str, tmp_path: Path
+) -> None:
+    folder = str(save_tiny_model(tmp_path, "llama", num_hidden_layers=2))
+    options = {"device": "cuda", "dtype": "bfloat16", "max_model_len": 64, "max_num_seqs": 8, "graph_batch_sizes": (8,)}
+    engine = Engine(EngineConfig.of(model=folder, **options), open_checkpoint(folder))
+    assert_nothing_waits(counted(engine, 8))
+    runner = engine._runner
+    execute = runner.execute
+
+    def faulty(plan: StepPlan) -> StepHandle:
+        handle = execute(plan)
+        fault(runner._state.num_steps)
+        return handle
+
+    runner.execute = faulty  # type: ignore[method-assign]
+    while engine.has_unfinished_requests():
+        engine.step()
+    with pytest.raises(AssertionError, match=complaint):
+        assert_nothing_waits(counted(engine, 8))
