@@ -117,7 +117,7 @@ def score(logits: Float[Tensor, "R V"], token_ids: Int[Tensor, "R"], num_top: in
     return Scores(
         token_ids=token_ids[:, 0],
         logprobs=logprobs.gather(1, token_ids)[:, 0],
-        ranks=better.sum(dim=-1) + 1,
+        ranks=better.sum(dim=-1, dtype=torch.int32) + 1,
         top_ids=top_ids,
         top_logprobs=logprobs.gather(1, top_ids),
     )
@@ -145,18 +145,25 @@ def launch(logits_of: LogitsOf, rows: Int[Tensor, "R"], token_ids: Int[Tensor, "
 
 
 def _best_first(logits: Float[Tensor, "R V"], count: int) -> Int[Tensor, "R k"]:
-    """Token ids of the largest logits, of equal ones the smallest ids, in order.
-
-    By one integer for each logit, no two of them equal: its order among floats, and below it that of its id.
-    """
-    size = logits.shape[-1]
+    """Token ids of the largest logits, of equal ones the smallest ids, in order."""
+    size, device = logits.shape[-1], logits.device
     if count == 0:
-        return torch.empty(len(logits), 0, dtype=torch.int64, device=logits.device)
-    bits = (logits.float() + 0.0).view(torch.int32)  # -0.0 becomes 0.0, which it equals
+        return torch.empty(len(logits), 0, dtype=torch.int64, device=device)
+    if count == size:
+        return (logits + 0.0).sort(dim=-1, descending=True, stable=True).indices  # -0.0 becomes 0.0, which it equals
+    # It is left open which of equal ones topk names: those that equal its last are looked for, the smallest ids first.
+    best = logits.topk(count, dim=-1)
+    least = best.values[:, -1:]
+    countdown = torch.arange(size, 0, -1, dtype=torch.int32, device=device)
+    equal = torch.where(logits == least, countdown, 0).topk(count, dim=-1).values
+    ids = torch.cat([best.indices, size - equal], dim=1)
+    values = torch.cat([best.values, least.expand_as(equal)], dim=1)
+    counts = torch.cat([best.values > least, equal > 0], dim=1)
+    # One integer for each, no two of them equal: its order among floats, and below it that of its id.
+    bits = (values.float() + 0.0).view(torch.int32)
     order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
-    keys = (order << 32) | torch.arange(size - 1, -1, -1, device=logits.device)
-    best = keys.topk(count, dim=-1).values
-    return size - 1 - (best & 0xFFFFFFFF)
+    keys = torch.where(counts, (order << 32) | (size - ids), -(2**63))
+    return size - (keys.topk(count, dim=-1).values & 0xFFFFFFFF).clamp(min=1)
 
 
 def _pieces(num_top: Sequence[int]) -> Iterator[tuple[int, int, int]]:

@@ -67,6 +67,11 @@ def equal_logits_are_no_better_and_the_smaller_id_comes_first(module: Any) -> No
     for num_top in range(len(row)):
         (one, *_) = read(logits, range(len(row)), [num_top] * len(row), module)
         assert one.top == found[0].top[:num_top]
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = -made(20, 40, dtype=dtype).div(4).round()  # zeros of either sign, equals of every number
+        for num_top in range(41):
+            expected = [by_hand(row, token, num_top) for token, row in enumerate(logits)]
+            assert_same(read(logits, range(20), [num_top] * 20, module), expected)
 
 
 def what_is_ruled_out_has_no_probability(module: Any) -> None:
@@ -134,7 +139,7 @@ LAWS = [
 ]
 
 FAULTS = [
-    ("ranks begin at 0", scores_are_those_of_float64, ".sum(dim=-1) + 1", ".sum(dim=-1)"),
+    ("ranks begin at 0", scores_are_those_of_float64, "dtype=torch.int32) + 1", "dtype=torch.int32)"),
     (
         "a rank counts equals",
         equal_logits_are_no_better_and_the_smaller_id_comes_first,
@@ -144,24 +149,36 @@ FAULTS = [
     (
         "a rank counts as many as are equally good",
         equal_logits_are_no_better_and_the_smaller_id_comes_first,
-        "ranks=better.sum(dim=-1) + 1",
+        "ranks=better.sum(dim=-1, dtype=torch.int32) + 1",
         "ranks=(logits >= logits.gather(1, token_ids)).sum(dim=-1)",
     ),
     (
         "the order of equals is topk's own",
         equal_logits_are_no_better_and_the_smaller_id_comes_first,
-        "keys = (order << 32) | torch.arange(size - 1, -1, -1, device=logits.device)",
-        "keys = (order << 32) | torch.arange(size, device=logits.device)",
+        "best = logits.topk(count, dim=-1)",
+        "best = logits.topk(count, dim=-1)\n    return best.indices",
+    ),
+    (
+        "of equal ones the largest ids are found",
+        equal_logits_are_no_better_and_the_smaller_id_comes_first,
+        "torch.where(logits == least, countdown, 0)",
+        "torch.where(logits == least, countdown.flip(0), 0)",
+    ),
+    (
+        "the last of equal ones is there twice",
+        equal_logits_are_no_better_and_the_smaller_id_comes_first,
+        "torch.cat([best.values > least,",
+        "torch.cat([best.values >= least,",
     ),
     (
         "minus zero is less than zero",
         equal_logits_are_no_better_and_the_smaller_id_comes_first,
-        "(logits.float() + 0.0)",
-        "logits.float()",
+        "bits = (values.float() + 0.0)",
+        "bits = values.float()",
     ),
     (
         "negative numbers stand in reverse",
-        scores_are_those_of_float64,
+        equal_logits_are_no_better_and_the_smaller_id_comes_first,
         "torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()",
         "bits.long()",
     ),
