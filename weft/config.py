@@ -16,6 +16,7 @@ LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 OPERATIONS = ("auto", "plain", "fused")
 KERNEL_CHOICES = ("auto", "one_pass", "few_rows", "library")
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 CPU_LINEARS = ("auto", "plain", "prepacked")
 DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
 
@@ -73,6 +74,9 @@ class ModelConfig:
         at equal shapes; `prepacked` is faster, oneDNN on weights it has reordered; `auto` is the faster one that runs.
     seed: seeds the requests that bring no seed, and dummy weights.
     max_model_len: longest sequence in tokens, prompt included; None is the model's own limit.
+    logprobs_mode: of what the logprobs of sampled tokens are: `raw_logprobs` of what the model says, whatever a request
+        asks for, or `processed_logprobs` of what the token was drawn from, after processors, temperature and
+        truncation (at temperature 0 after processors alone). Those of prompts are raw.
     """
 
     model: str
@@ -84,14 +88,18 @@ class ModelConfig:
     cpu_linear: str = "auto"
     seed: int = 0
     max_model_len: int | None = None
+    logprobs_mode: str = "raw_logprobs"
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"model must be a name, a folder or a file, got {self.model!r}")
         named("ModelConfig", load_format=self.load_format, dtype=self.dtype, device=self.device)
-        named("ModelConfig", cpu_linear=self.cpu_linear)
+        named("ModelConfig", cpu_linear=self.cpu_linear, logprobs_mode=self.logprobs_mode)
         if self.cpu_linear not in CPU_LINEARS:
             raise ConfigError(f"unknown cpu_linear={self.cpu_linear!r}", hint="one of " + ", ".join(CPU_LINEARS))
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            known = ", ".join(LOGPROBS_MODES)
+            raise ConfigError(f"unknown logprobs_mode={self.logprobs_mode!r}", hint=f"one of {known}")
         if self.load_format not in LOAD_FORMATS:
             raise ConfigError(f"unknown load_format={self.load_format!r}", hint="one of " + ", ".join(LOAD_FORMATS))
         if DTYPE_ALIASES.get(self.dtype, self.dtype) not in DTYPES:

@@ -45,19 +45,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def judged(folder: Path) -> Callable[[Sequence[Answer]], None]:
-    """Raises AssertionError unless every answer is told what HuggingFace's logits say of it."""
+def judged(folder: Path) -> Callable[..., None]:
+    """Raises AssertionError unless every answer is told what HuggingFace's logits say of it.
+
+    processed: that logprobs of sampled tokens are after temperature, which divides their errors too.
+    """
     oracle = Oracle(open_checkpoint(str(folder)).tokenizer, dtype=torch.float32, device=torch.device("cpu"))
 
-    def judge(answers: Sequence[Answer]) -> None:
+    def judge(answers: Sequence[Answer], *, processed: bool = False) -> None:
         for answer in answers:
             tokens = [*answer.prompt, *answer.token_ids]
-            expected = torch.log_softmax(oracle.score(tokens[:1], tokens[1:]).double(), dim=-1)
+            logits = oracle.score(tokens[:1], tokens[1:]).double()
+            temperature = (answer.params.temperature or 1.0) if processed else 1.0
+            expected = torch.log_softmax(logits / temperature, dim=-1)
             wanted, start = answer.params.logprobs, len(answer.prompt)
             assert len(answer.logprobs) == (0 if wanted is None else len(answer.token_ids))
             for place, one in enumerate(answer.logprobs, start):
-                assert_right(one, expected[place - 1], tokens[place], wanted)
-            wanted = answer.params.prompt_logprobs
+                assert_right(one, expected[place - 1], tokens[place], wanted, TOLERANCE / min(1.0, temperature))
+            expected, wanted = torch.log_softmax(logits, dim=-1), answer.params.prompt_logprobs
             assert len(answer.prompt_logprobs) == (wanted is not None), "given once, or never"
             for given in answer.prompt_logprobs:
                 assert len(given) == start
@@ -68,18 +73,20 @@ def judged(folder: Path) -> Callable[[Sequence[Answer]], None]:
     return judge
 
 
-def assert_right(one: TokenLogprobs | None, expected: Tensor, token: int, num_top: int | None) -> None:
+def assert_right(
+    one: TokenLogprobs | None, expected: Tensor, token: int, num_top: int | None, tolerance: float = TOLERANCE
+) -> None:
     assert one is not None
     assert num_top is not None
     assert one.token_id == token
-    assert one.logprob == pytest.approx(float(expected[token]), rel=0, abs=TOLERANCE)
-    best = 1 + int((expected > expected[token] + TOLERANCE).sum())
-    worst = 1 + int((expected > expected[token] - TOLERANCE).sum())
+    assert one.logprob == pytest.approx(float(expected[token]), rel=0, abs=tolerance)
+    best = 1 + int((expected > expected[token] + tolerance).sum())
+    worst = 1 + int((expected > expected[token] - tolerance).sum())
     assert best <= one.rank <= worst
     ids, values = [token for token, _ in one.top], torch.tensor([value for _, value in one.top], dtype=torch.float64)
     assert len(ids) == len(set(ids)) == (V if num_top < 0 else num_top)
-    torch.testing.assert_close(values, expected[ids], rtol=0, atol=TOLERANCE)
-    torch.testing.assert_close(values, expected.sort(descending=True).values[: len(ids)], rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(values, expected[ids], rtol=0, atol=tolerance)
+    torch.testing.assert_close(values, expected.sort(descending=True).values[: len(ids)], rtol=0, atol=tolerance)
     assert sorted(one.top, key=lambda entry: (-entry[1], entry[0])) == list(one.top)
 
 
@@ -140,13 +147,24 @@ def run(folder: Path, answers: Sequence[Answer], *, device: str = "cpu", **optio
     ids=str,
 )
 def test_every_request_is_told_what_huggingface_says(
-    folder: Path, judged: Callable[[Sequence[Answer]], None], options: dict[str, Any], gives_way: bool, device: str
+    folder: Path, judged: Callable[..., None], options: dict[str, Any], gives_way: bool, device: str
 ) -> None:
     answers = made()
     preempted = run(folder, answers, device=device, **options)
     assert bool(preempted) == gives_way
     judged(answers)
     assert {answer.token_ids[-1] in (3, 57, 90) for answer in answers} == {True, False}, "some stop, some do not"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_processed_logprobs_are_of_what_is_drawn_from(
+    folder: Path, judged: Callable[..., None], overlap: bool, device: str
+) -> None:
+    answers = made()
+    run(folder, answers, device=device, logprobs_mode="processed_logprobs", overlap=overlap, max_chunk_tokens=16)
+    judged(answers, processed=True)
+    with pytest.raises(AssertionError):
+        judged(answers)
 
 
 def test_logprobs_change_no_token_and_neither_do_neighbours(folder: Path) -> None:
@@ -197,14 +215,14 @@ class Vocabularies(torch.utils._python_dispatch.TorchDispatchMode):
         return result
 
 
-def serve_and_judge(folder: Path, judged: Callable[[Sequence[Answer]], None]) -> None:
+def serve_and_judge(folder: Path, judged: Callable[..., None]) -> None:
     answers = made()
     run(folder, answers, max_chunk_tokens=7)
     judged(answers)
 
 
 FAULTS = [
-    ("logprobs after temperature", "lambda some: logits[some]", "lambda some: logits[some] / 0.7"),
+    ("logprobs after temperature", "launch(logits_of, chosen", "launch(lambda some: logits_of(some) / 0.7, chosen"),
     ("a place in the plan for a place among logits", "rows += range(end - count, end)", "rows += [column]"),
     ("prompts off by one", "starts[part.column] + part.first", "starts[part.column] + part.first - 1"),
     ("who had the row before still counts", "self._num_top.pop(admission.row, None)", "pass"),
@@ -228,7 +246,7 @@ def edited(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
 )
 def test_faults_are_convicted(
     folder: Path,
-    judged: Callable[[Sequence[Answer]], None],
+    judged: Callable[..., None],
     edited: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.inference.plan import StepPlan
+from weft.inference.sampling_params import MAX_LOGPROBS
 from weft.inference.token_logprobs import StepLogprobs, TokenLogprobs
 
 ROWS_AT_ONCE = 128  # whose logits, logprobs and order exist at a time
@@ -44,14 +45,14 @@ class LogprobRows:
     def launch(
         self,
         plan: StepPlan,
-        logits: Float[Tensor, "R V"],
         sampled: Int[Tensor, "R"],
         *,
+        logits_of: LogitsOf,
         prompt_logits_of: LogitsOf,
     ) -> Callable[[], StepLogprobs]:
         """Start scoring what the plan's requests want; what is returned reads it once the step is known to be done.
 
-        logits, sampled: a row for each logit row of the plan.   prompt_logits_of: logits of some of the step's tokens.
+        sampled, logits_of: a row for each logit row of the plan.   prompt_logits_of: logits of some of its new tokens.
         """
         rows: list[int] = []
         num_top: list[int] = []
@@ -63,7 +64,7 @@ class LogprobRows:
                 num_top += [self._num_top[row]] * count
                 owners.append((column, count))
         chosen = self._tensor(rows)
-        read_sampled = launch(lambda some: logits[some], chosen, sampled[chosen], num_top)
+        read_sampled = launch(logits_of, chosen, sampled[chosen], num_top)
         read_prompt = self._launch_prompts(plan, prompt_logits_of)
 
         def read() -> StepLogprobs:
@@ -90,6 +91,21 @@ class LogprobRows:
     def _tensor(self, values: Sequence[int]) -> Int[Tensor, "_"]:
         pinned = torch.tensor(values, dtype=torch.int64, pin_memory=self._device.type == "cuda")
         return pinned.to(self._device, non_blocking=True)
+
+
+def as_drawn(
+    logits: Float[Tensor, "R V"], temperatures: Float[Tensor, "R"], cuts: Float[Tensor, "R"] | None
+) -> Float[Tensor, "R V"]:
+    """Float32 logits of the distribution that tokens are drawn from; at temperature 0, which draws none, as they are.
+
+    cuts: the least logit of each row that may be drawn; None: all may.
+    """
+    logits, noisy = logits.float(), temperatures > 0
+    if cuts is not None:
+        logits = logits.masked_fill(noisy[:, None] & (logits < cuts[:, None]), -torch.inf)
+    # Below the highest, which is 0: over a tiny temperature nothing overflows but what has no probability anyway.
+    below = logits - logits.amax(dim=-1, keepdim=True)
+    return below / torch.where(noisy, temperatures, 1.0)[:, None]
 
 
 class Scores(NamedTuple):
@@ -142,6 +158,13 @@ def launch(logits_of: LogitsOf, rows: Int[Tensor, "R"], token_ids: Int[Tensor, "
         ]
 
     return read
+
+
+def rehearse(vocab_size: int, device: torch.device) -> None:
+    """Take as much memory as scoring ever takes beside a step, and give it back: for who measures steps."""
+    for rows, num_top in ((ROWS_AT_ONCE, MAX_LOGPROBS), (ROWS_AT_ONCE_SORTED, -1)):
+        logits = torch.zeros(rows, vocab_size, device=device)
+        score(as_drawn(logits, logits[:, 0], None), torch.zeros(rows, dtype=torch.int64, device=device), num_top)
 
 
 def _best_first(logits: Float[Tensor, "R V"], count: int) -> Int[Tensor, "R k"]:

@@ -20,7 +20,7 @@ from weft.batch import SamplingRows
 from weft.config import BlockGeometry, Limits
 from weft.inference.device_state import DeviceState
 from weft.inference.graphs import StepGraphs
-from weft.inference.logprobs import LogprobRows
+from weft.inference.logprobs import LogitsOf, LogprobRows, as_drawn, rehearse
 from weft.inference.plan import StepPlan
 from weft.inference.sampler import KernelSampler, Sampler
 from weft.inference.step_program import LOG_ENTRIES, StepProgram
@@ -78,8 +78,10 @@ class ModelRunner:
         device: torch.device,
         operations: Callable[[Attend], Operations[Any]],
         vocab_size: int,
+        logprobs_mode: str = "raw_logprobs",
         observe: Observer | None = None,
     ) -> None:
+        """logprobs_mode: see `ModelConfig`."""
         self._model = model
         self._cache = cache
         self._sampler = sampler
@@ -88,6 +90,8 @@ class ModelRunner:
         self._limits = limits
         self._state = DeviceState(limits, geometry, device)
         self._logprobs = LogprobRows(device)
+        self._logprobs_mode = logprobs_mode
+        self._vocab_size = vocab_size
         self._observe = observe
         self._program: StepProgram | None = None
         self._sizes: StepSizes | None = None
@@ -125,6 +129,7 @@ class ModelRunner:
         before = torch.cuda.mem_get_info(device)[0]
         for size in reversed(sizes.longest):  # whatever is compiled for launched steps is compiled here
             program.run(size)
+        rehearse(self._vocab_size, device)
         if with_graphs:
             largest = max(sizes.captured, key=lambda size: (size.is_decode, size))
             StepGraphs(program, {max(sizes.captured), largest})
@@ -210,7 +215,10 @@ class ModelRunner:
         read_logprobs = None
         if self._logprobs.wants(plan):
             read_logprobs = self._logprobs.launch(
-                plan, logits, sampled, prompt_logits_of=lambda rows: self._model.logits(hidden, rows, ops)
+                plan,
+                sampled,
+                logits_of=self._scored(logits, batch.sampling),
+                prompt_logits_of=lambda rows: self._model.logits(hidden, rows, ops),
             )
         arrived = sampled.to("cpu", non_blocking=True)  # into pinned memory: the host need not wait for later steps
         wait = self._mark()
@@ -221,6 +229,12 @@ class ModelRunner:
             return tokens
 
         return StepHandle(plan, read, read_logprobs)
+
+    def _scored(self, logits: Float[Tensor, "R V"], rows: SamplingRows) -> LogitsOf:
+        """Of which distribution logprobs are."""
+        if self._logprobs_mode == "raw_logprobs":
+            return lambda some: logits[some]
+        return lambda some: as_drawn(logits[some], rows.temperatures[some], None)
 
     def _sample(self, logits: Float[Tensor, "R V"], rows: SamplingRows) -> Int[Tensor, "R"]:
         """A token for each row. If the sampler raises, row by row: only the row at fault gets -1."""

@@ -117,6 +117,7 @@ def start(
             device=placement.device,
             operations=operations,
             vocab_size=model_config.vocab_size,
+            logprobs_mode=config.model.logprobs_mode,
             observe=observe,
         )
 

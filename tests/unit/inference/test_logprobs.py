@@ -103,6 +103,27 @@ def a_row_does_not_depend_on_its_neighbours(module: Any) -> None:
     assert together == alone
 
 
+def what_is_drawn_from_is_what_the_temperature_makes_of_it(module: Any) -> None:
+    logits = made(6)
+    logits[:, 3] = -torch.inf
+    temperatures = torch.tensor([0.0, 0.5, 2.0, 2e-38, 1e37, 1.0])
+    cuts = torch.full((6,), -torch.inf)
+    for place in (0, 1, 4, 5):
+        cuts[place] = logits[place].sort(descending=True).values[7]  # the eighth is kept
+    for given in (None, cuts):
+        drawn = torch.log_softmax(module.as_drawn(logits, temperatures, given), dim=-1)
+        for place, temperature in enumerate(temperatures.tolist()):
+            row = logits[place].double()
+            if given is not None and temperature > 0:
+                row = row.masked_fill(row < given[place], -torch.inf)
+            expected = torch.log_softmax(row / (temperature or 1.0), dim=-1)
+            # Over a tiny temperature float32 holds no such number, and none is as good.
+            expected = expected.masked_fill(expected < -3e38, -torch.inf)
+            torch.testing.assert_close(drawn[place].double(), expected, rtol=2**-20, atol=TOLERANCE)
+        kept = drawn[5].isfinite().sum()
+        assert kept == (V - 1 if given is None else 8)
+
+
 def rows_come_in_pieces(module: Any) -> None:
     rows = 300
     logits, token_ids = made(rows), [row % V for row in range(rows)]
@@ -135,6 +156,7 @@ LAWS = [
     what_is_ruled_out_has_no_probability,
     each_row_gets_as_many_as_it_wants,
     a_row_does_not_depend_on_its_neighbours,
+    what_is_drawn_from_is_what_the_temperature_makes_of_it,
     rows_come_in_pieces,
 ]
 
@@ -211,6 +233,30 @@ FAULTS = [
         a_row_does_not_depend_on_its_neighbours,
         "logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)",
         "logprobs = logits.float() - logits.float().exp().sum(dim=-1, keepdim=True).log()",
+    ),
+    (
+        "greedy rows are cut",
+        what_is_drawn_from_is_what_the_temperature_makes_of_it,
+        "noisy[:, None] & (logits < cuts[:, None])",
+        "logits < cuts[:, None]",
+    ),
+    (
+        "the last that is kept is cut",
+        what_is_drawn_from_is_what_the_temperature_makes_of_it,
+        "(logits < cuts[:, None])",
+        "(logits <= cuts[:, None])",
+    ),
+    (
+        "a tiny temperature overflows",
+        what_is_drawn_from_is_what_the_temperature_makes_of_it,
+        "below = logits - logits.amax(dim=-1, keepdim=True)",
+        "below = logits",
+    ),
+    (
+        "at temperature 0 nothing has a probability",
+        what_is_drawn_from_is_what_the_temperature_makes_of_it,
+        "torch.where(noisy, temperatures, 1.0)",
+        "temperatures",
     ),
     ("all rows at once", rows_come_in_pieces, "step = ROWS_AT_ONCE_SORTED if sorts else ROWS_AT_ONCE", "step = 10**9"),
     (
