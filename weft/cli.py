@@ -1,17 +1,22 @@
-"""The command line: `weft generate`, `weft bench`. Each command is a thin shell around the library."""
+"""The command line: `weft generate`, `weft chat`, `weft bench`. Each command is a thin shell around the library."""
 
 import argparse
 import json
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from weft import __version__
 from weft.benchmark.command import add_bench
-from weft.config import DTYPE_ALIASES, DTYPES
-from weft.errors import WeftError
+from weft.chat_command import add_chat
+from weft.command_arguments import add_model, add_sampling, model_options, sampling_params, standard_input
+from weft.errors import ConfigError, WeftError
 from weft.inference.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from weft.outputs import RequestOutput
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,44 +45,46 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         help="continue prompts",
         description="Continue each prompt and print the text.",
-        epilog="example: weft generate 'The capital of France is' --temperature 0 --max-tokens 8",
+        epilog="example: weft generate 'The capital of France is' --temperature 0.7 --top-p 0.9 --seed 1 --stop .",
     )
     generate.add_argument("prompts", nargs="+", metavar="PROMPT", help="a prompt; - reads one from standard input")
-    generate.add_argument("--model", default="smollm2-135m", help="alias, folder, .gguf file or hub id (%(default)s)")
-    generate.add_argument("--max-tokens", type=int, default=64, help="new tokens at most (%(default)s)")
-    generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
-    generate.add_argument("--seed", type=int, help="seed of the sampling noise")
-    generate.add_argument("--ignore-eos", action="store_true", help="do not stop at the model's end-of-sequence ids")
-    generate.add_argument("--max-model-len", type=int, help="longest sequence, prompt included (the model's own limit)")
-    generate.add_argument("--dtype", default="auto", help="%(default)s; one of " + ", ".join((*DTYPES, *DTYPE_ALIASES)))
-    generate.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
-    generate.add_argument("--json", action="store_true", help="print one JSON object a prompt instead of text")
+    add_model(generate)
+    add_sampling(generate, temperature=0.0, max_tokens=64)
+    generate.add_argument("--stream", action="store_true", help="print as it comes, one prompt after the other")
+    generate.add_argument("--json", action="store_true", help="print JSON instead of text, a line each output")
     generate.set_defaults(run=_generate)
+    add_chat(commands)
     add_bench(commands)
     return parser
 
 
 def _generate(options: argparse.Namespace) -> int:
+    params = sampling_params(options, SamplingParams())
+    if options.stream and params.n > 1:
+        raise ConfigError(f"--stream shows one answer as it comes, got --n {params.n}", hint="leave out one of them")
+
     from weft.llm import LLM  # seconds to import: --help and a bad argument should not wait for them
 
-    params = SamplingParams(
-        temperature=options.temperature,
-        seed=options.seed,
-        max_tokens=options.max_tokens,
-        ignore_eos=options.ignore_eos,
-    )
-    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in options.prompts]
-    llm = LLM(
-        options.model,
-        dtype=options.dtype,
-        device=options.device,
-        max_model_len=options.max_model_len,
-        max_num_seqs=min(len(prompts), 16),
-    )
-    outputs = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty())
-    for output in outputs:
-        if options.json:
-            print(json.dumps(asdict(output), ensure_ascii=False))
-        else:
-            print(f"{output.prompt}{output.outputs[0].text}")
-    return int(any(output.outputs[0].finish_reason == "error" for output in outputs))
+    prompts = [standard_input().read() if prompt == "-" else prompt for prompt in options.prompts]
+    llm = LLM(**model_options(options), max_num_seqs=min(len(prompts) * params.n, 16))
+    failed = False
+    if options.stream:
+        for prompt in prompts:
+            for piece in chain([prompt], llm.stream(prompt, params), ["\n"]):
+                if not isinstance(piece, str):
+                    failed = failed or piece.outputs[0].finish_reason == "error"
+                    print(_json_line(piece) if options.json else piece.outputs[0].text, end="", flush=True)
+                elif not options.json:
+                    print(piece, end="", flush=True)
+        return int(failed)
+    for output in llm.generate(prompts, params, use_tqdm=sys.stderr.isatty()):
+        failed = failed or any(answer.finish_reason == "error" for answer in output.outputs)
+        texts = [f"{output.prompt}{answer.text}\n" for answer in output.outputs]
+        print(_json_line(output) if options.json else "".join(texts), end="")
+    return int(failed)
+
+
+def _json_line(output: "RequestOutput") -> str:
+    from weft.outputs import as_json
+
+    return json.dumps(as_json(output), ensure_ascii=False) + "\n"

@@ -1,11 +1,13 @@
 """What a caller gets: requests and their answers, in vLLM's form. Plain values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from weft.inference.request import FinishReason
 from weft.inference.token_logprobs import TokenLogprobs
+
+LEAST_LOGPROB = -9999.0  # what the OpenAI API says of a token that could not be
 
 
 class Logprob(NamedTuple):
@@ -83,3 +85,25 @@ def place_logprobs(place: TokenLogprobs, text_of: Callable[[int], str] | None) -
         if token_id not in entries:
             entries[token_id] = entry(token_id, logprob, better + 1)
     return entries
+
+
+def as_json(output: RequestOutput) -> dict[str, Any]:
+    """Plain dictionaries, as `json.dumps` takes them; what JSON has no number for, -inf, is LEAST_LOGPROB."""
+    fields = vars(output) | {
+        "prompt_logprobs": _places_as_json(output.prompt_logprobs),
+        "outputs": [vars(answer) | {"logprobs": _places_as_json(answer.logprobs)} for answer in output.outputs],
+    }
+    return dict(fields)
+
+
+def _places_as_json(places: Sequence[PlaceLogprobs | None] | None) -> list[dict[int, Any] | None] | None:
+    if places is None:
+        return None
+    return [
+        None
+        if place is None
+        else {
+            token: entry._replace(logprob=max(entry.logprob, LEAST_LOGPROB))._asdict() for token, entry in place.items()
+        }
+        for place in places
+    ]

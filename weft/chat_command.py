@@ -1,0 +1,122 @@
+"""`weft chat`: a conversation in the terminal, or one message a line from a pipe."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from weft.command_arguments import add_model, add_sampling, model_options, sampling_params, standard_input
+from weft.errors import RequestError, nearest
+
+if TYPE_CHECKING:
+    from weft.inference.sampling_params import SamplingParams
+    from weft.llm import LLM
+
+COMMANDS = {"/reset": "forget the conversation", "/exit": "leave"}
+
+
+def add_chat(commands: Any) -> None:
+    """Add the command `chat` to an argparse object of sub-commands."""
+    chat = commands.add_parser(
+        "chat",
+        allow_abbrev=False,
+        help="talk with a model",
+        description="Answer one message after the other, as it comes: typed in, or a line each from a pipe. "
+        + "; ".join(f"{name}: {meaning}" for name, meaning in COMMANDS.items())
+        + ". Ctrl-C ends an answer, Ctrl-D the conversation.",
+        epilog="example: echo 'Who are you?' | weft chat --system 'Answer in one sentence.' --temperature 0",
+    )
+    chat.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    add_model(chat)
+    add_sampling(chat, without=("n", "logprobs"), max_tokens=512)
+    chat.add_argument("--json", action="store_true", help="print one JSON object an answer instead of text")
+    chat.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from weft.inference.sampling_params import SamplingParams
+    from weft.llm import LLM  # seconds to import: --help and a bad argument should not wait for them
+
+    sampling_params(options, SamplingParams())  # a bad one should not wait for the model either
+    llm = LLM(**model_options(options), max_num_seqs=1)
+    params = sampling_params(options, llm.default_sampling_params())
+    chat = Chat(llm, params, options.system, as_json=options.json, interactive=sys.stdin.isatty())
+    return 0 if chat.run(_typed() if chat.interactive else standard_input()) else 1
+
+
+def _typed() -> Iterator[str]:
+    import readline  # noqa: F401  # input() edits lines and remembers them once this is there
+
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            print()
+            return
+
+
+class Chat:
+    """A conversation under way.
+
+    interactive: somebody types; an interrupt ends the answer, not the conversation.
+    """
+
+    def __init__(
+        self, llm: "LLM", params: "SamplingParams", system: str | None, *, as_json: bool, interactive: bool
+    ) -> None:
+        self._llm, self._params = llm, params
+        self._opening = [] if system is None else [{"role": "system", "content": system}]
+        self._messages = list(self._opening)
+        self._as_json = as_json
+        self.interactive = interactive
+
+    def run(self, lines: Iterable[str]) -> bool:
+        """Until the lines end or one says so. Whether every message was answered."""
+        answered = True
+        for line in lines:
+            message = line.strip()
+            if message == "/exit":
+                break
+            if message == "/reset":
+                self._messages = list(self._opening)
+            elif message.startswith("/") and len(message.split()) == 1:
+                print(f"weft: unknown command {message!r}\nhint: {nearest(message, COMMANDS)}", file=sys.stderr)
+                answered = False
+            elif message:
+                answered = self._answer(message) and answered
+        return answered
+
+    def _answer(self, message: str) -> bool:
+        asked = [*self._messages, {"role": "user", "content": message}]
+        text, token_ids, last = "", [], None
+        try:
+            stream = self._llm.stream_chat(asked, self._params)
+        except RequestError as error:  # the conversation stays as it was
+            print(f"weft: {error}", file=sys.stderr)
+            return False
+        try:
+            for output in stream:
+                (last,) = output.outputs
+                text += last.text or ""
+                token_ids += last.token_ids
+                if not self._as_json:
+                    print(last.text, end="", flush=True)
+        except KeyboardInterrupt:
+            if not self.interactive:
+                raise
+        finally:
+            stream.close()  # type: ignore[attr-defined]  # a generator: the engine is free for the next message
+        if self._as_json:
+            answer = {
+                "role": "assistant",
+                "content": text,
+                "token_ids": token_ids,
+                "finish_reason": None if last is None else last.finish_reason,
+                "stop_reason": None if last is None else last.stop_reason,
+            }
+            print(json.dumps(answer, ensure_ascii=False), flush=True)
+        else:
+            print(flush=True)
+        self._messages = [*asked, {"role": "assistant", "content": text}]
+        return last is not None and last.finish_reason != "error"
