@@ -86,6 +86,26 @@ def test_hard_rows_are_cut_where_plain_torch_cuts_them(
     check(logits.to(dtype), given, device)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("top_p", [0.1, 0.9, 0.999, 0.999999])
+def test_many_small_ones_count_as_much_as_they_weigh(top_p: float, device: torch.device) -> None:
+    """Below one token lie steps of others, near where all of them together begin to matter."""
+    vocab_size = BLOCK + 300
+    octaves = torch.arange(1, 33)
+    logits = (-octaves[:, None] - torch.arange(vocab_size) % 7 * 0.25) * 0.6931471805599453
+    logits[:, 77] = 0.0
+    count = len(octaves)
+    given = torch.ones(count), torch.zeros(count, dtype=torch.int64), torch.full((count,), top_p), torch.zeros(count)
+    found = check(logits, given, device)
+    assert len(found.unique()) > 5
+
+
+def test_so_many_of_the_smallest_mass_that_the_cut_lies_among_them(device: torch.device) -> None:
+    logits = torch.full((1, 70_000), -40.2 * 0.6931471805599453)
+    logits[0, 5] = 0.0
+    given = torch.ones(1), torch.zeros(1, dtype=torch.int64), torch.full((1,), 0.99999994), torch.zeros(1)
+    assert check(logits, given, device) < 0
+
+
 def test_a_row_is_cut_alike_in_any_batch_and_any_memory(device: torch.device) -> None:
     """Alone, in another order, between NaN, and in rows that lie apart."""
     count, vocab_size = 12, BLOCK + 77
@@ -137,7 +157,7 @@ def test_only_what_may_matter_is_read_and_only_its_own_is_written(accesses: Call
 @jit
 def _numbers_kernel(values, masses, numbers, logarithms, highest, temperature, terms: tl.constexpr, size: tl.constexpr):
     place = tl.program_id(0) * size + tl.arange(0, size)
-    found = kernels._mass(tl.load(values + place), tl.load(highest), tl.load(temperature))
+    found = kernels._mass(kernels._octaves(tl.load(values + place), tl.load(highest), tl.load(temperature)))
     tl.store(masses + place, found)
     tl.store(logarithms + place, kernels._logarithm(tl.load(numbers + place).to(tl.float64), terms))
 

@@ -170,7 +170,7 @@ def test_narrow_logits_are_cut_as_the_numbers_they_are(dtype: torch.dtype) -> No
         assert torch.equal(cut(logits, **settings), cut(logits.float(), **settings))
 
 
-def test_a_search_that_has_to_widen_ends_where_a_whole_sort_does() -> None:
+def test_a_cut_among_many_that_are_nearly_alike_is_where_a_sort_finds_it() -> None:
     logits = torch.randn(1, 40_000) * 0.01
     expected, margin = oracle(logits[0].double().numpy(), 1.0, 0, float(torch.tensor(0.9)), 0.0)
     assert margin > 40_000 * 2.0**-MASS_BITS

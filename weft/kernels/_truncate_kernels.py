@@ -25,12 +25,17 @@ def _number(key, SHIFT: tl.constexpr):
 
 
 @jit
-def _mass(values, highest, temperature):
-    """`exp((value - highest) / temperature)` in units of 2**-40."""
+def _octaves(values, highest, temperature):
+    """How many times a value weighs half of what the highest does, at most 60."""
     octaves = (highest.to(tl.float64) - values.to(tl.float64)) * (1.4426950408889634 / temperature.to(tl.float64))
-    octaves = tl.minimum(octaves, 60.0)
-    whole = tl.floor(octaves + 0.5)
-    part = octaves - whole
+    return tl.minimum(octaves, 60.0)
+
+
+@jit
+def _mass(octaves):
+    """2**-octaves in units of 2**-40."""
+    whole = (octaves + 0.5).to(tl.int32)
+    part = octaves - whole.to(tl.float64)
     power = part * 7.054911620801123e-09 + -1.01780860092397e-07
     power = power * part + 1.321548679014431e-06
     power = power * part + -1.5252733804059841e-05
@@ -66,6 +71,19 @@ def _share(total, top_p):
     units = (top_p.to(tl.float64) * 1073741824.0).to(tl.int64)
     needed = (total >> 30) * units + (((total & 0x3FFFFFFF) * units + 0x3FFFFFFF) >> 30)
     return tl.maximum(needed, 1)
+
+
+@jit
+def _depth(top_p, vocab_size):
+    """Octaves such that all tokens of a row below them together are too few to matter to where `top_p` is reached.
+
+    A row weighs 2**40 or more, so what may be missing from above weighs at least 1 - top_p of that, and a token below
+    n octaves at most 2**(40 - n) + 1.
+    """
+    units = (top_p.to(tl.float64) * 1073741824.0).to(tl.int64)
+    most = ((1073741824 - units) << 10) // vocab_size - 1
+    exponent = (tl.maximum(most, 1).to(tl.float64).to(tl.int64, bitcast=True) >> 52) - 1023
+    return tl.where(most >= 1, 40 - exponent, 64)
 
 
 @jit
@@ -244,9 +262,17 @@ def weigh_kernel(
         inside = inside & ((keys >> (SHIFT + BITS)) == (prefix >> (SHIFT + BITS)))
         if tl.max(inside.to(tl.int32), 0) == 0:
             return
-    found = _mass(values, top, temperature)
+    octaves = _octaves(values, top, temperature)
+    found = tl.where(inside, _mass(octaves), 0)
+    cell = masses + row * cells + OFFSET
+    if FIRST:
+        # Most of a vocabulary, as a rule: into the lowest cell, where nothing is and no sum from above gets to.
+        below = octaves > _depth(tl.load(top_p + row), vocab_size).to(tl.float64)
+        rest = tl.sum(tl.where(below, found, 0), 0)
+        tl.atomic_add(cell, rest, mask=rest > 0, sem="relaxed")
+        found = tl.where(below, 0, found)
     digits = ((keys >> SHIFT) & ((1 << BITS) - 1)).to(tl.int32)
-    tl.atomic_add(masses + row * cells + OFFSET + digits, found, mask=inside & (found > 0), sem="relaxed")
+    tl.atomic_add(cell + digits, found, mask=found > 0, sem="relaxed")
 
 
 @jit(do_not_specialize_on_alignment=["temperatures", "top_p"])

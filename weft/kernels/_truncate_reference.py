@@ -30,8 +30,7 @@ EXPONENTIAL = (
 )
 LOGARITHM_TERMS = 18  # of artanh on [0, 1/3], to the last bit of float64
 
-_FIRST_SEARCH = 1024  # of the largest logits, where the whole row is left to look through
-_WIDER = 16
+KEY_BITS, DIGITS = 32, (11, 11, 10)  # of a float32 number; those from the highest that are told apart at a time
 
 
 def reference(
@@ -65,15 +64,25 @@ def reference(
 def _cut(
     values: Float[Tensor, "N"], highest: Float[Tensor, ""], temperature: Float[Tensor, ""], top_p: Float[Tensor, ""]
 ) -> Float[Tensor, ""]:
-    """The largest of the values such that it and all above weigh `top_p` of the whole."""
-    needed = share(mass(values, highest, temperature).sum(), top_p)
-    count = min(_FIRST_SEARCH, len(values))
-    while True:
-        largest = values.topk(count).values
-        reached = mass(largest, highest, temperature).cumsum(0) >= needed
-        if reached[-1]:
-            return largest[reached.int().argmax()]
-        count = min(count * _WIDER, len(values))
+    """The largest of the values such that it and all above weigh `top_p` of the whole.
+
+    Masses are summed by the digits of keys that order as the values do, which a CPU does in a tenth of a sort's time.
+    """
+    masses = mass(values, highest, temperature)
+    needed = share(masses.sum(), top_p)
+    bits = values.view(torch.int32)
+    keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64) + 2**31
+    shift = KEY_BITS
+    for size in DIGITS:
+        shift -= size
+        digits = (keys >> shift) & ((1 << size) - 1)
+        cells = masses.new_zeros(1 << size).index_add_(0, digits, masses)
+        from_above = cells.sum() - cells.cumsum(0) + cells
+        digit = (from_above >= needed).nonzero()[-1, 0]
+        needed = needed - from_above[digit] + cells[digit]
+        inside = digits == digit
+        keys, masses, values = keys[inside], masses[inside], values[inside]
+    return values[0]
 
 
 def mass(
@@ -82,14 +91,13 @@ def mass(
     """`exp((value - highest) / temperature)` in units of 2**-40, to one unit; sums of it are exact in any order."""
     octaves = highest.double() - values.double()
     octaves = octaves.mul_(LOG2_E / temperature.double()).clamp_(max=FAR)
-    whole = octaves.add(0.5).floor_()
+    whole = octaves.add(0.5).to(torch.int64)
     part = octaves.sub_(whole)
     power = torch.full_like(part, EXPONENTIAL[0])
     for coefficient in EXPONENTIAL[1:]:
         power.mul_(part).add_(coefficient)
     units = power.mul_(2.0**MASS_BITS).add_(0.5).to(torch.int64)
-    places = whole.to(torch.int64)
-    return units.add_(torch.ones_like(places).bitwise_left_shift_(places) >> 1).bitwise_right_shift_(places)
+    return units.add_(torch.ones_like(whole).bitwise_left_shift_(whole) >> 1).bitwise_right_shift_(whole)
 
 
 def share(total: Int[Tensor, "*shape"], top_p: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
