@@ -4,6 +4,7 @@ Tier A allows logits that differ by 1e-3, so logprobs may by twice that: once in
 the most likely tokens are held to the same: a token may change places only with those that lie so close.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from weft.inference import logprobs, runner
 from weft.inference.engine import Engine
 from weft.inference.sampling_params import SamplingParams
 from weft.inference.token_logprobs import TokenLogprobs
+from weft.kernels._jit import runs_on
 from weft.models.checkpoint.source import open_checkpoint
 from weft.testing.oracle import Oracle
 from weft.testing.tiny import save_tiny_model
@@ -46,6 +48,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def judged(folder: Path) -> Callable[..., None]:
+    return judge_by(folder)
+
+
+def judge_by(folder: Path) -> Callable[..., None]:
     """Raises AssertionError unless every answer is told what HuggingFace's logits say of it.
 
     processed: that logprobs of sampled tokens are after temperature, which divides their errors too.
@@ -83,6 +89,7 @@ def assert_right(
     best = 1 + int((expected > expected[token] + tolerance).sum())
     worst = 1 + int((expected > expected[token] - tolerance).sum())
     assert best <= one.rank <= worst
+    assert dict(one.top).get(token, one.logprob) == one.logprob, "one number for one token"
     ids, values = [token for token, _ in one.top], torch.tensor([value for _, value in one.top], dtype=torch.float64)
     assert len(ids) == len(set(ids)) == (V if num_top < 0 else num_top)
     torch.testing.assert_close(values, expected[ids], rtol=0, atol=tolerance)
@@ -110,8 +117,15 @@ def made(max_tokens: int = 10) -> list[Answer]:
     return answers
 
 
-def run(folder: Path, answers: Sequence[Answer], *, device: str = "cpu", **options: Any) -> list[str]:
-    """Serve all of them at once; those that gave way."""
+def run(
+    folder: Path,
+    answers: Sequence[Answer],
+    *,
+    device: str = "cpu",
+    steps: Counter[str] | None = None,
+    **options: Any,
+) -> list[str]:
+    """Serve all of them at once; those that gave way. steps: counts how they reached the device."""
     preempted: list[str] = []
     engine = Engine(
         EngineConfig.of(model=str(folder), device=device, **({"max_num_seqs": 4} | options)),
@@ -128,6 +142,8 @@ def run(folder: Path, answers: Sequence[Answer], *, device: str = "cpu", **optio
             answer.logprobs += output.logprobs
             if output.prompt_logprobs is not None:
                 answer.prompt_logprobs.append(output.prompt_logprobs)
+    if steps is not None:
+        steps.update(engine.num_steps)
     return preempted
 
 
@@ -154,6 +170,24 @@ def test_every_request_is_told_what_huggingface_says(
     assert bool(preempted) == gives_way
     judged(answers)
     assert {answer.token_ids[-1] in (3, 57, 90) for answer in answers} == {True, False}, "some stop, some do not"
+
+
+@pytest.mark.skipif(not runs_on(torch.device("cpu")), reason="Triton is Linux-only, and kernels run on CUDA")
+def test_steps_by_kernels_give_logprobs_between_steps_in_which_nobody_wants_any(tmp_path: Path) -> None:
+    """In Triton's interpreter, on a model for which that is quick."""
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    folder = save_tiny_model(tmp_path, "llama", **shape)
+    wants = [
+        SamplingParams(temperature=0, max_tokens=7),
+        SamplingParams(temperature=0.8, seed=3, max_tokens=2, logprobs=2),
+        SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=1),
+    ]
+    answers = [Answer([place, 5, 6, 7], params) for place, params in enumerate(wants)]
+    steps: Counter[str] = Counter()
+    options = {"attention_backend": "paged_triton", "operations": "fused", "overlap": True}
+    run(folder, answers, max_num_seqs=2, max_num_batched_tokens=8, max_model_len=16, steps=steps, **options)
+    assert min(steps["launched"], steps["plain"]) >= 2, steps
+    judge_by(folder)(answers)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

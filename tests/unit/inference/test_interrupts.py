@@ -6,10 +6,10 @@ import pytest
 
 from tests.unit.inference.interrupts import interrupted_at
 from tests.unit.inference.toy_bench import Bench
-from weft.inference import block_allocator, pipeline, prefix_cache, scheduler
+from weft.inference import block_allocator, pipeline, prefix_cache, prompt_scores, scheduler
 
 X = [1, 2, 3, 4, 5, 6]
-PARTS = {module.__file__ for module in (block_allocator, pipeline, prefix_cache, scheduler)}
+PARTS = {module.__file__ for module in (block_allocator, pipeline, prefix_cache, prompt_scores, scheduler)}
 STRIDE = 71
 
 
@@ -18,8 +18,8 @@ def decides(code: CodeType) -> bool:
 
 
 def served(bench: Bench) -> None:
-    """Chunks, a whole prompt from the cache, somebody who gives way, somebody who ends early."""
-    bench.add("a", X, 5)
+    """Chunks, a prompt that is scored, another from the cache, somebody who gives way, somebody who ends early."""
+    bench.add("a", X, 5, prompt_logprobs=1, logprobs=1)
     bench.add("b", [7, 8], 9)
     bench.add("c", X, 4)
     bench.add("d", [9], 3)
@@ -43,6 +43,9 @@ def test_an_interrupt_leaves_neither_rows_nor_blocks_behind(overlap: bool) -> No
             said.clear()
         served(bench)
         assert bench.said == bench.expected
+        for request_id, request in bench.requests.items():
+            bench.check_logprobs(request_id, request)
+        assert not bench.scheduler._prompt_scores
         bench.scheduler.check_idle()
         gave_way += bool(bench.preempted)
         copied += any(plan.block_copies for plan in bench.plans)
