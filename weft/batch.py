@@ -22,23 +22,42 @@ class GroupTables:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Truncation:
+    """Which tokens of each row may be drawn at all: top_k 0, top_p 1 and min_p 0 are every one."""
+
+    top_k: Int[Tensor, "R"]
+    top_p: Float[Tensor, "R"]
+    min_p: Float[Tensor, "R"]
+
+    def only(self, rows: slice | Int[Tensor, "_"]) -> "Truncation":
+        return Truncation(top_k=self.top_k[rows], top_p=self.top_p[rows], min_p=self.min_p[rows])
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplingRows:
     """What the sampler needs of each selected row.
 
     seeds: the 64 bits of each seed, in int64.
     positions: the index of the token being sampled, prompt included.
     any_noise: whether any temperature is above 0, known to the host, so that a greedy step draws no noise.
+    truncation: None where the host knows that no row is truncated.
     """
 
     temperatures: Float[Tensor, "R"]
     seeds: Int[Tensor, "R"]
     positions: Int[Tensor, "R"]
     any_noise: bool
+    truncation: Truncation | None = None
 
-    def only(self, row: int) -> "SamplingRows":
-        """The same for one row alone."""
-        one = slice(row, row + 1)
-        return replace(self, temperatures=self.temperatures[one], seeds=self.seeds[one], positions=self.positions[one])
+    def only(self, rows: slice | Int[Tensor, "_"]) -> "SamplingRows":
+        """The same for some of the rows."""
+        return replace(
+            self,
+            temperatures=self.temperatures[rows],
+            seeds=self.seeds[rows],
+            positions=self.positions[rows],
+            truncation=None if self.truncation is None else self.truncation.only(rows),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

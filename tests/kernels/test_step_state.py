@@ -20,6 +20,9 @@ def state_on(device: torch.device) -> StateTensors:
         num_computed_tokens=torch.tensor([3, 0, 900, 130, 0], device=device),  # 900: in more blocks than BLOCK
         block_table=torch.randperm(ROWS * columns, device=device).view(ROWS, columns) + 2**33,
         temperatures=torch.rand(ROWS, device=device),
+        top_k=torch.randint(0, 2**31, (ROWS,), device=device),
+        top_p=torch.rand(ROWS, device=device),
+        min_p=torch.rand(ROWS, device=device),
         seeds=torch.randint(-(2**63), 2**63 - 1, (ROWS,), device=device),
         num_steps=torch.tensor([6], device=device),
         block_size=BLOCK_SIZE,

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.batch import Batch, GroupTables, SamplingRows
+from weft.batch import Batch, GroupTables, SamplingRows, Truncation
 from weft.config import BlockGeometry, Limits
 from weft.inference.plan import StepPlan
+from weft.inference.sampling_params import SamplingParams
 from weft.kernels.gather_step import StateTensors
 
 
@@ -23,6 +24,9 @@ class DeviceState:
     num_computed_tokens: Int[Tensor, "rows"]
     block_table: Int[Tensor, "rows M"]
     temperatures: Float[Tensor, "rows"]
+    top_k: Int[Tensor, "rows"]
+    top_p: Float[Tensor, "rows"]
+    min_p: Float[Tensor, "rows"]
     seeds: Int[Tensor, "rows"]
 
     def __init__(self, limits: Limits, geometry: BlockGeometry, device: torch.device) -> None:
@@ -35,15 +39,20 @@ class DeviceState:
         self.block_table = torch.zeros(rows, columns, dtype=torch.int64, device=device)
         self.block_table[-1] = geometry.num_blocks
         self.temperatures = torch.zeros(rows, dtype=torch.float32, device=device)
+        self.top_k = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.top_p = torch.ones(rows, dtype=torch.float32, device=device)
+        self.min_p = torch.zeros(rows, dtype=torch.float32, device=device)
         self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
         self.num_steps = torch.zeros(1, dtype=torch.int64, device=device)
-        self._noisy = [False] * rows  # the host's copy of `temperatures > 0`
+        # The host's copy of whose temperature is above 0, and of whom of these not all tokens may be drawn.
+        self._noisy: set[int] = set()
+        self._truncated: set[int] = set()
 
     @staticmethod
     def bytes_for(limits: Limits, geometry: BlockGeometry) -> int:
-        """Memory that the state takes: tokens and block tables in int64, and 28 bytes a row beside them."""
+        """Memory that the state takes: tokens and block tables in int64, and 44 bytes a row beside them."""
         columns = limits.max_model_len + geometry.blocks_for(limits.max_model_len)
-        return (limits.max_num_seqs + 1) * (columns * 8 + 28)
+        return (limits.max_num_seqs + 1) * (columns * 8 + 44)
 
     @property
     def tensors(self) -> StateTensors:
@@ -53,6 +62,9 @@ class DeviceState:
             num_computed_tokens=self.num_computed_tokens,
             block_table=self.block_table,
             temperatures=self.temperatures,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
             seeds=self.seeds,
             num_steps=self.num_steps,
             block_size=self._block_size,
@@ -72,19 +84,30 @@ class DeviceState:
             [admission.row for admission in admissions],
             [admission.num_computed_tokens for admission in admissions],
             [_signed(admission.seed) for admission in admissions],
-            [_bits(admission.params.temperature) for admission in admissions],
+            [_top_k(admission.params) for admission in admissions],
+            *(
+                [_bits(getattr(admission.params, name)) for admission in admissions]
+                for name in ("temperature", "top_p", "min_p")
+            ),
             *(list(admission.token_ids) for admission in admissions),
         ]
         sent = self._tensor(list(chain.from_iterable(parts))).split([len(part) for part in parts])
-        places, blocks, rows, computed, seeds, temperatures = sent[:6]
+        places, blocks, rows, computed, seeds, top_k, temperatures, top_p, min_p = sent[:9]
         self.block_table.view(-1)[places] = blocks
         if admissions:
             self.num_computed_tokens[rows] = computed
             self.seeds[rows] = seeds
+            self.top_k[rows] = top_k
             self.temperatures[rows] = temperatures.view(torch.float64).float()
-        for admission, token_ids in zip(admissions, sent[6:], strict=True):
+            self.top_p[rows] = top_p.view(torch.float64).float()
+            self.min_p[rows] = min_p.view(torch.float64).float()
+        for admission, token_ids in zip(admissions, sent[9:], strict=True):
             self.token_ids[admission.row, : len(token_ids)] = token_ids
-            self._noisy[admission.row] = admission.params.temperature > 0
+            for rows_of, belongs in (
+                (self._noisy, admission.params.temperature > 0),
+                (self._truncated, _truncates(admission.params)),
+            ):
+                (rows_of.add if belongs else rows_of.discard)(admission.row)
 
     def gather(self, plan: StepPlan) -> Batch:
         """The step's batch, built on the device from its rows."""
@@ -127,16 +150,34 @@ class DeviceState:
         places = lengths[columns].clamp(max=self.token_ids.shape[1] - 1)
         self.token_ids[rows, places] = sampled[last_rows].clamp(min=0)
 
+    def truncates(self, plan: StepPlan) -> bool:
+        """Whether the plan has a row of which not all tokens may be drawn. Costs nothing where no request has one."""
+        return bool(self._truncated) and not self._truncated.isdisjoint(plan.rows)
+
+    def sampling(
+        self, rows: Int[Tensor, "R"], positions: Int[Tensor, "R"], *, any_noise: bool, truncates: bool
+    ) -> SamplingRows:
+        """What the sampler needs of these rows."""
+        return SamplingRows(
+            temperatures=self.temperatures[rows],
+            seeds=self.seeds[rows],
+            positions=positions,
+            any_noise=any_noise,
+            truncation=Truncation(top_k=self.top_k[rows], top_p=self.top_p[rows], min_p=self.min_p[rows])
+            if truncates
+            else None,
+        )
+
     def _sampling_rows(self, plan: StepPlan, lengths: Int[Tensor, "B"]) -> SamplingRows:
         """One entry a logit row: a last row samples the token after the last one, an earlier row one before."""
         columns = [column for column, count in enumerate(plan.num_logit_rows) for _ in range(count)]
         backwards = [count - 1 - row for count in plan.num_logit_rows for row in range(count)]
-        rows = self._tensor([plan.rows[column] for column in columns])
-        return SamplingRows(
-            temperatures=self.temperatures[rows],
-            seeds=self.seeds[rows],
-            positions=lengths[self._tensor(columns)] - self._tensor(backwards),
-            any_noise=any(self._noisy[plan.rows[column]] for column in columns),
+        rows = [plan.rows[column] for column in columns]
+        return self.sampling(
+            self._tensor(rows),
+            lengths[self._tensor(columns)] - self._tensor(backwards),
+            any_noise=not self._noisy.isdisjoint(rows),
+            truncates=not self._truncated.isdisjoint(rows),
         )
 
     def _tensor(self, values: list[int] | tuple[int, ...]) -> Int[Tensor, "_"]:
@@ -148,6 +189,15 @@ class DeviceState:
 def _signed(seed: int) -> int:
     """The 64 bits of a seed as an int64 holds them."""
     return seed - 2**64 if seed >= 2**63 else seed
+
+
+def _top_k(params: SamplingParams) -> int:
+    """0 is all tokens; no vocabulary is larger than 2**31."""
+    return min(max(params.top_k, 0), 2**31 - 1)
+
+
+def _truncates(params: SamplingParams) -> bool:
+    return params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
 
 
 def _bits(number: float) -> int:

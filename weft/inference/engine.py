@@ -40,8 +40,6 @@ _NOT_HONOURED = frozenset(
     {
         *("n", "stop", "include_stop_str_in_output"),
         *("detokenize", "skip_special_tokens", "spaces_between_special_tokens"),
-        *("top_k", "top_p", "min_p", "min_tokens", "logit_bias", "bad_words", "allowed_token_ids"),
-        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
     }
 )
 _DEFAULTS = SamplingParams()

@@ -1,11 +1,14 @@
 """Steps captured as CUDA graphs: the host starts a step with one call.
 
-All graphs share one memory pool: they never run at once, and each needs its memory only while it runs.
+All graphs share one memory pool: they never run at once, and each needs its memory only while it runs. So what a graph
+leaves is there until the next one runs, but no tensor may keep it: that would take it from the others.
 """
 
 from collections.abc import Iterable
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 from tqdm import tqdm
 
 from weft.inference.step_program import StepProgram
@@ -17,7 +20,7 @@ class StepGraphs:
 
     def __init__(self, program: StepProgram, sizes: Iterable[StepSize], *, show_progress: bool = False) -> None:
         """Capture all of them, the largest first, so that the smaller ones fit into its memory."""
-        self._graphs: dict[StepSize, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[StepSize, tuple[torch.cuda.CUDAGraph, _Memory]] = {}
         pool = torch.cuda.graph_pool_handle()
         ordered = sorted(sizes, reverse=True)
         for size in tqdm(ordered, desc="Capturing", unit="graph", disable=not show_progress, leave=False):
@@ -25,11 +28,32 @@ class StepGraphs:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                program.run(size)
-            self._graphs[size] = graph
+                logits = program.run(size)
+            self._graphs[size] = graph, _Memory(logits)
+            del logits
 
     def __contains__(self, size: StepSize) -> bool:
         return size in self._graphs
 
-    def replay(self, size: StepSize) -> None:
-        self._graphs[size].replay()
+    def replay(self, size: StepSize) -> Float[Tensor, "R V"]:
+        """Run the step; the logits that it leaves, which the next replay of any size overwrites."""
+        graph, logits = self._graphs[size]
+        graph.replay()
+        return logits.as_tensor()
+
+
+class _Memory:
+    """Where a tensor lay, and how; keeps nothing of it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        assert tensor.is_contiguous()
+        self._shape, self._dtype, self._device = tensor.shape, tensor.dtype, tensor.device
+        self.__cuda_array_interface__ = {
+            "shape": (tensor.numel() * tensor.element_size(),),
+            "typestr": "|u1",
+            "data": (tensor.data_ptr(), False),
+            "version": 2,
+        }
+
+    def as_tensor(self) -> Tensor:
+        return torch.as_tensor(self, device=self._device).view(self._dtype).view(self._shape)

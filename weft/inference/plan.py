@@ -7,13 +7,18 @@ from weft.inference.sampling_params import SamplingParams
 
 
 class Admission(NamedTuple):
-    """A request that takes a row in this step. `token_ids` are all it has: prompt, and output after a preemption."""
+    """A request that takes a row in this step. `token_ids` are all it has: prompt, and output after a preemption.
+
+    stop_token_ids: every id that ends it, which min_tokens holds back.
+    """
 
     row: int
     token_ids: tuple[int, ...]
     num_computed_tokens: int
     params: SamplingParams
     seed: int
+    num_prompt_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
 
 
 class NewBlocks(NamedTuple):

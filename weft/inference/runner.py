@@ -22,7 +22,8 @@ from weft.inference.device_state import DeviceState
 from weft.inference.graphs import StepGraphs
 from weft.inference.logprobs import LogitsOf, LogprobRows, as_drawn, rehearse
 from weft.inference.plan import StepPlan
-from weft.inference.sampler import KernelSampler, Sampler
+from weft.inference.processing import Processing
+from weft.inference.sampler import KernelSampler, Sampler, cuts
 from weft.inference.step_program import LOG_ENTRIES, StepProgram
 from weft.inference.step_sizes import StepSize, StepSizes
 from weft.inference.token_logprobs import StepLogprobs
@@ -92,6 +93,7 @@ class ModelRunner:
         self._logprobs = LogprobRows(device)
         self._logprobs_mode = logprobs_mode
         self._vocab_size = vocab_size
+        self._processing = Processing(self._state)
         self._observe = observe
         self._program: StepProgram | None = None
         self._sizes: StepSizes | None = None
@@ -152,6 +154,7 @@ class ModelRunner:
         with self._on_device():
             self._state.apply(plan)
             self._logprobs.apply(plan)
+            self._processing.apply(plan)
             if plan.block_copies:
                 self._cache.copy_blocks(plan.block_copies)
             if self._program is not None and self._program.accepts(plan) and not self._logprobs.wants(plan):
@@ -167,18 +170,19 @@ class ModelRunner:
         kept = [place for place, count in enumerate(plan.num_logit_rows) if count]
         if num_tokens == num_requests > len(kept):
             num_tokens += 1  # padding: a chunk of one token that stops short of its prompt's end is no decode
-        exact = StepSize(num_tokens, num_requests)
-        size = exact if self._sizes is None else self._sizes.size_for(num_tokens, num_requests)
+        truncates = self._state.truncates(plan)
+        size = StepSize(num_tokens, num_requests, truncates)
+        if self._sizes is not None:
+            size = self._sizes.size_for(num_tokens, num_requests, truncates=truncates)
         captured = self._graphs is not None and size in self._graphs
         program.set_inputs(plan, size)
         # Not known while a step is on its way: who is interrupted, wherever it may be, cannot say how far it came.
         before, self._num_program_steps = self._num_program_steps, None
         if before is None:
             before = int(self._state.num_steps.item())
-        if self._graphs is not None and captured:
-            self._graphs.replay(size)
-        else:
-            program.run(size)
+        logits = self._graphs.replay(size) if self._graphs is not None and captured else program.run(size)
+        if self._processing.concerns(plan):  # what a graph cannot hold; the tokens that it sampled are overwritten
+            program.sample_again(size, self._processing(plan, logits, program.lengths(size), row_each=True))
         self.num_steps["graph" if captured else "launched"] += 1
         step, wait = before + 1, self._mark()
         self._num_program_steps = step
@@ -209,7 +213,10 @@ class ModelRunner:
         logits = self._model.logits(hidden, batch.logit_rows, ops)
         if self._observe is not None:
             self._observe(plan, logits.float())
-        sampled = self._sample(logits, batch.sampling)
+        processed = logits
+        if self._processing.concerns(plan):
+            processed = self._processing(plan, logits, batch.sampling.positions, row_each=False)
+        sampled = self._sample(processed, batch.sampling)
         self._state.commit(plan, batch.sequence_lengths, sampled)
         self.num_steps["plain"] += 1
         read_logprobs = None
@@ -217,7 +224,7 @@ class ModelRunner:
             read_logprobs = self._logprobs.launch(
                 plan,
                 sampled,
-                logits_of=self._scored(logits, batch.sampling),
+                logits_of=self._scored(logits, processed, batch.sampling),
                 prompt_logits_of=lambda rows: self._model.logits(hidden, rows, ops),
             )
         arrived = sampled.to("cpu", non_blocking=True)  # into pinned memory: the host need not wait for later steps
@@ -230,11 +237,16 @@ class ModelRunner:
 
         return StepHandle(plan, read, read_logprobs)
 
-    def _scored(self, logits: Float[Tensor, "R V"], rows: SamplingRows) -> LogitsOf:
+    def _scored(self, logits: Float[Tensor, "R V"], processed: Float[Tensor, "R V"], rows: SamplingRows) -> LogitsOf:
         """Of which distribution logprobs are."""
         if self._logprobs_mode == "raw_logprobs":
             return lambda some: logits[some]
-        return lambda some: as_drawn(logits[some], rows.temperatures[some], None)
+
+        def drawn_from(some: Int[Tensor, "_"]) -> Float[Tensor, "_ V"]:
+            chosen = rows.only(some)
+            return as_drawn(processed[some], chosen.temperatures, cuts(processed[some], chosen))
+
+        return drawn_from
 
     def _sample(self, logits: Float[Tensor, "R V"], rows: SamplingRows) -> Int[Tensor, "R"]:
         """A token for each row. If the sampler raises, row by row: only the row at fault gets -1."""
@@ -247,4 +259,6 @@ class ModelRunner:
                 logger.exception("sampling a token failed; its request ends with finish_reason 'error'")
                 return torch.full((1,), -1, device=logits.device)
             # Noise is a function of (seed, position, token id), so a row says the same alone as beside others.
-            return torch.cat([self._sample(logits[row : row + 1], rows.only(row)) for row in range(len(logits))])
+            return torch.cat(
+                [self._sample(logits[row : row + 1], rows.only(slice(row, row + 1))) for row in range(len(logits))]
+            )

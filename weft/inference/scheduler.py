@@ -327,6 +327,8 @@ class Scheduler:
             num_computed_tokens=computed,
             params=request.params,
             seed=request.seed,
+            num_prompt_tokens=request.num_prompt_tokens,
+            stop_token_ids=request.stop_token_ids,
         )
         self._policy.admitted(request)
         return True

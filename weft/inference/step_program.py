@@ -10,11 +10,11 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from weft.attention.interface import Cache
-from weft.batch import Batch, GroupTables, SamplingRows
+from weft.batch import Batch, GroupTables, SamplingRows, Truncation
 from weft.config import Limits
 from weft.inference.device_state import DeviceState
 from weft.inference.plan import StepPlan
@@ -78,12 +78,11 @@ class StepProgram:
             self._write("starts", self._query_starts, (*starts, *[starts[-1]] * padding))
             self._write("keeps", self._keeps, (*map(bool, plan.num_logit_rows), *[False] * padding))
 
-    def run(self, size: StepSize) -> None:
-        """Launch the step on the inputs that are set."""
+    def run(self, size: StepSize) -> Float[Tensor, "R V"]:
+        """Launch the step on the inputs that are set; the logits that it sampled from, a row a request."""
         count, device = size.num_requests, self._state.tensors
         rows = self._rows[:count]
         starts = (self._one_each if size.is_decode else self._query_starts)[: count + 1]
-        keeps = (self._all_kept if size.is_decode else self._keeps)[:count]
         step = gather_step(device, rows, starts, size.num_tokens)
         batch = Batch(
             token_ids=step.token_ids,
@@ -93,16 +92,37 @@ class StepProgram:
             groups=(GroupTables(block_tables=step.block_tables, slot_mapping=step.slots),),
             logit_rows=step.last_tokens,
             sampling=SamplingRows(
-                temperatures=step.temperatures, seeds=step.seeds, positions=step.sequence_lengths, any_noise=True
+                temperatures=step.temperatures,
+                seeds=step.seeds,
+                positions=step.sequence_lengths,
+                any_noise=True,
+                truncation=Truncation(top_k=step.top_k, top_p=step.top_p, min_p=step.min_p) if size.truncates else None,
             ),
         )
         ops = self._operations(self._cache.prepare(batch))
         hidden = self._model.forward(batch.token_ids, batch.positions, ops)
         logits: Float[Tensor, "R V"] = self._model.logits(hidden, batch.logit_rows, ops)
         sampled = self._sampler(logits, batch.sampling)
-        commit_step(device, rows, step.sequence_lengths, sampled, keeps, self.token_log)
+        commit_step(device, rows, step.sequence_lengths, sampled, self._kept(size), self.token_log)
         if self._keeps_logits:
             self.logits[:count].copy_(logits)
+        return logits
+
+    def lengths(self, size: StepSize) -> Int[Tensor, "B"]:
+        """Of the step that was run last: tokens of each request after it, which is where the one it sampled stands."""
+        return self._state.num_computed_tokens[self._rows[: size.num_requests]]
+
+    def sample_again(self, size: StepSize, logits: Float[Tensor, "R V"]) -> Int[Tensor, "R"]:
+        """Sample the step that was run last from other logits; the tokens take the place of those sampled before."""
+        rows, lengths = self._rows[: size.num_requests], self.lengths(size)
+        sampling = self._state.sampling(rows, lengths, any_noise=True, truncates=size.truncates)
+        sampled = self._sampler(logits, sampling)
+        commit_step(self._state.tensors, rows, lengths, sampled, self._kept(size), self.token_log)
+        return sampled
+
+    def _kept(self, size: StepSize) -> Bool[Tensor, "B"]:
+        """Whose sampled token is one."""
+        return (self._all_kept if size.is_decode else self._keeps)[: size.num_requests]
 
     def _write(self, name: str, target: Tensor, values: Sequence[int]) -> None:
         written = tuple(values)

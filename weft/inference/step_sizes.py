@@ -18,10 +18,14 @@ _ROUNDING = 16  # of tokens where no graph is: kernels are compiled anew for num
 
 @dataclass(frozen=True, order=True)
 class StepSize:
-    """Tokens and requests that a step computes, padding included; as many of both is a step of decodes."""
+    """Tokens and requests that a step computes, padding included; as many of both is a step of decodes.
+
+    truncates: whether it looks at top_k, top_p and min_p.
+    """
 
     num_tokens: int
     num_requests: int
+    truncates: bool = False
 
     @property
     def is_decode(self) -> bool:
@@ -45,32 +49,35 @@ class StepSizes:
         self._tokens = {
             count: [tokens for tokens in counts if tokens > count] or [count + 1] for count in self._requests
         }
-        mixed = [StepSize(tokens, count) for count in self._requests for tokens in self._tokens[count]]
-        self.captured = [*(StepSize(size, size) for size in self._decodes), *mixed]
+        # Beside what they compute, looking for rows to truncate is nothing: one graph for both.
+        mixed = [StepSize(tokens, count, truncates=True) for count in self._requests for tokens in self._tokens[count]]
+        decodes = [StepSize(size, size, truncates) for size in self._decodes for truncates in (False, True)]
+        self.captured = [*decodes, *mixed]
         longest = max(limits.max_num_batched_tokens, most + 1)
-        self.longest = [StepSize(_rounded(longest), count) for count in self._requests]
+        self.longest = [StepSize(_rounded(longest), count, truncates=True) for count in self._requests]
         self._captured = frozenset(self.captured)
 
     def __str__(self) -> str:
+        longest, decodes = max(self.captured).num_tokens, 2 * len(self._decodes)
         return (
-            f"{len(self._decodes)} graphs of decodes ({self._decodes[0]} to {self._decodes[-1]} requests) and "
-            f"{len(self.captured) - len(self._decodes)} of longer steps (up to {max(self.captured).num_tokens} tokens)"
+            f"{decodes} graphs of decodes ({self._decodes[0]} to {self._decodes[-1]} requests) and "
+            f"{len(self.captured) - decodes} of longer steps (up to {longest} tokens)"
         )
 
     def __contains__(self, size: StepSize) -> bool:
         """Whether it is captured."""
         return size in self._captured
 
-    def size_for(self, num_tokens: int, num_requests: int) -> StepSize:
+    def size_for(self, num_tokens: int, num_requests: int, *, truncates: bool = False) -> StepSize:
         """The size of a step of this many tokens and requests, which have one token each at least."""
         if num_tokens == num_requests:
             place = bisect_left(self._decodes, num_tokens)
             size = self._decodes[place] if place < len(self._decodes) else num_tokens
-            return StepSize(size, size)
+            return StepSize(size, size, truncates)
         count = self._requests[bisect_left(self._requests, num_requests)]
         tokens = self._tokens[count]
         place = bisect_left(tokens, num_tokens)
-        return StepSize(tokens[place] if place < len(tokens) else _rounded(num_tokens), count)
+        return StepSize(tokens[place] if place < len(tokens) else _rounded(num_tokens), count, truncates=True)
 
 
 def tokens_worth(num_parameters: int, num_layers: int) -> int:

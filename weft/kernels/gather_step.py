@@ -30,6 +30,9 @@ class StateTensors:
     num_computed_tokens: Int[Tensor, "rows"]
     block_table: Int[Tensor, "rows M"]
     temperatures: Float[Tensor, "rows"]
+    top_k: Int[Tensor, "rows"]
+    top_p: Float[Tensor, "rows"]
+    min_p: Float[Tensor, "rows"]
     seeds: Int[Tensor, "rows"]
     num_steps: Int[Tensor, "1"]
     block_size: int
@@ -50,6 +53,9 @@ class StepTensors:
     block_tables: Int[Tensor, "B M"]
     last_tokens: Int[Tensor, "B"]
     temperatures: Float[Tensor, "B"]
+    top_k: Int[Tensor, "B"]
+    top_p: Float[Tensor, "B"]
+    min_p: Float[Tensor, "B"]
     seeds: Int[Tensor, "B"]
 
 
@@ -74,8 +80,8 @@ def reference(
         step.sequence_lengths[request] = computed + end - first
         step.last_tokens[request] = max(end - 1, 0)
     step.block_tables.copy_(state.block_table[rows])
-    step.temperatures.copy_(state.temperatures[rows])
-    step.seeds.copy_(state.seeds[rows])
+    for name in ("temperatures", "top_k", "top_p", "min_p", "seeds"):
+        getattr(step, name).copy_(getattr(state, name)[rows])
     return step
 
 
@@ -87,6 +93,9 @@ def _gather_step_kernel(
     table,
     table_stride,
     temperatures,
+    top_k,
+    top_p,
+    min_p,
     seeds,
     num_steps,
     rows,
@@ -100,6 +109,9 @@ def _gather_step_kernel(
     out_tables,
     out_last,
     out_temperatures,
+    out_top_k,
+    out_top_p,
+    out_min_p,
     out_seeds,
     P: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -141,6 +153,9 @@ def _gather_step_kernel(
         tl.store(out_lengths + request, before + count)
         tl.store(out_last + request, tl.maximum(first + count - 1, 0))
         tl.store(out_temperatures + request, tl.load(temperatures + row))
+        tl.store(out_top_k + request, tl.load(top_k + row))
+        tl.store(out_top_p + request, tl.load(top_p + row))
+        tl.store(out_min_p + request, tl.load(min_p + row))
         tl.store(out_seeds + request, tl.load(seeds + row))
 
 
@@ -175,6 +190,9 @@ def gather_step(
         state.block_table,
         state.block_table.stride(0),
         state.temperatures,
+        state.top_k,
+        state.top_p,
+        state.min_p,
         state.seeds,
         state.num_steps,
         rows,
@@ -188,6 +206,9 @@ def gather_step(
         step.block_tables,
         step.last_tokens,
         step.temperatures,
+        step.top_k,
+        step.top_p,
+        step.min_p,
         step.seeds,
         P=state.block_size,
         BLOCK=BLOCK,
@@ -207,6 +228,9 @@ def check_state(state: StateTensors) -> None:
         ("num_computed_tokens", torch.int64, (count,)),
         ("block_table", torch.int64, (count, state.block_table.shape[1])),
         ("temperatures", torch.float32, (count,)),
+        ("top_k", torch.int64, (count,)),
+        ("top_p", torch.float32, (count,)),
+        ("min_p", torch.float32, (count,)),
         ("seeds", torch.int64, (count,)),
         ("num_steps", torch.int64, (1,)),
     ):
@@ -226,6 +250,9 @@ def _empty(state: StateTensors, batch: int, num_tokens: int) -> StepTensors:
     def integers(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int64, device=state.token_ids.device)
 
+    def floats(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=state.token_ids.device)
+
     return StepTensors(
         token_ids=integers(num_tokens),
         positions=integers(num_tokens),
@@ -233,25 +260,38 @@ def _empty(state: StateTensors, batch: int, num_tokens: int) -> StepTensors:
         sequence_lengths=integers(batch),
         block_tables=integers(batch, state.block_table.shape[1]),
         last_tokens=integers(batch),
-        temperatures=torch.empty(batch, dtype=torch.float32, device=state.token_ids.device),
+        temperatures=floats(batch),
+        top_k=integers(batch),
+        top_p=floats(batch),
+        min_p=floats(batch),
         seeds=integers(batch),
     )
 
 
-_INTEGERS = ("state_tokens", "computed", "table", "seeds", "num_steps", "rows", "starts")
-_OUTPUTS = ("out_tokens", "out_positions", "out_slots", "out_lengths", "out_tables", "out_last", "out_seeds")
+_INTEGERS = ("state_tokens", "computed", "table", "top_k", "seeds", "num_steps", "rows", "starts")
+_OUTPUTS = (
+    "out_tokens",
+    "out_positions",
+    "out_slots",
+    "out_lengths",
+    "out_tables",
+    "out_last",
+    "out_top_k",
+    "out_seeds",
+)
+_FLOATS = ("temperatures", "top_p", "min_p", "out_temperatures", "out_top_p", "out_min_p")
 SPECIALISATIONS = (
     Specialisation(
         name="P64",
         kernel=_gather_step_kernel,
         signature={
             **dict.fromkeys((*_INTEGERS, *_OUTPUTS), "*i64"),
-            **dict.fromkeys(("temperatures", "out_temperatures"), "*fp32"),
+            **dict.fromkeys(_FLOATS, "*fp32"),
             **dict.fromkeys(("token_stride", "table_stride", "batch", "num_tokens"), "i32"),
         },
         constants={"P": 64, "BLOCK": BLOCK},
         num_warps=4,
         num_stages=3,
-        aligned=frozenset({*_INTEGERS, *_OUTPUTS, "temperatures", "out_temperatures", "token_stride"} - {"starts"}),
+        aligned=frozenset({*_INTEGERS, *_OUTPUTS, *_FLOATS, "token_stride"} - {"starts"}),
     ),
 )

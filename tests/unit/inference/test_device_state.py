@@ -68,6 +68,7 @@ def plan_of(
                 num_computed_tokens=rows[index].computed,
                 params=SamplingParams(temperature=rows[index].temperature),
                 seed=rows[index].seed,
+                num_prompt_tokens=1,
             )
             for index in admitted
         ),

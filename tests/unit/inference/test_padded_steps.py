@@ -5,10 +5,12 @@ and from the cache, somebody gives way, somebody is aborted while a step is unde
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from weft.config import EngineConfig
 from weft.inference.engine import Engine
@@ -34,6 +36,14 @@ JOBS: list[tuple[int, str, list[int], SamplingParams]] = [
     (6, "d", SHARED, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)),
     (7, "e", [21], SamplingParams(temperature=1.5, seed=7, max_tokens=2, ignore_eos=True)),
 ]
+# What each asks for besides, in a second run: truncation is part of the program, processors run after it.
+ASKED: dict[str, dict[str, Any]] = {
+    "a": {"repetition_penalty": 1.7, "bad_words": [[31], [3, 4, 5], [5, 60]]},
+    "b": {"top_p": 0.5, "min_p": 0.05},
+    "c": {"temperature": 1.5, "top_k": 3, "min_tokens": 3, "stop_token_ids": [7, 8], "logit_bias": {40: 3, 50: -9}},
+    "d": {},
+    "e": {"allowed_token_ids": [*range(0, 97, 2)], "frequency_penalty": 1.5, "presence_penalty": 0.5},
+}
 OPTIONS: dict[str, Any] = {
     "block_size": 4,
     "max_num_seqs": 3,
@@ -57,9 +67,10 @@ class Watch:
         self._execute, self._run = self.runner.execute, self.runner._program.run
         self.runner.execute, self.runner._program.run = self.execute, self.run
 
-    def run(self, size: StepSize) -> None:
+    def run(self, size: StepSize) -> Tensor:
         self.sizes.append(size)
-        self._run(size)
+        logits: Tensor = self._run(size)
+        return logits
 
     def execute(self, plan: StepPlan) -> StepHandle:
         before = self._pool.clone()
@@ -82,10 +93,10 @@ class Watch:
         return handle
 
 
-def said_by(engine: Engine) -> dict[str, list[object]]:
-    """What each request says; `a` is aborted after its sixth token."""
+def said_by(engine: Engine, *, asking: bool) -> dict[str, list[object]]:
+    """What each request says; `a` is aborted after its sixth token. asking: for what is in ASKED too."""
     said: dict[str, list[object]] = {name: [] for _, name, _, _ in JOBS}
-    left = list(JOBS)
+    left = [(at, name, prompt, replace(params, **ASKED[name] if asking else {})) for at, name, prompt, params in JOBS]
     now = 0
     while left or engine.has_unfinished_requests():
         while left and left[0][0] <= now:
@@ -115,19 +126,27 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 
 @pytest.fixture(scope="module")
-def expected(build: Build) -> dict[str, list[object]]:
-    return said_by(build(operations="plain", attention_backend="paged_gather"))
+def expected(build: Build) -> dict[bool, dict[str, list[object]]]:
+    """By whether requests ask for more."""
+    found = {
+        asking: said_by(build(operations="plain", attention_backend="paged_gather"), asking=asking)
+        for asking in (False, True)
+    }
+    assert all(found[True][name] != found[False][name] for name, asked in ASKED.items() if asked)
+    return found
 
 
+@pytest.mark.parametrize("asking", [False, True], ids=["", "asking"])
 @pytest.mark.parametrize(("batch_size", "num_blocks"), [(3, None), (2, 4)], ids=["", "preempted"])
 def test_padding_changes_no_token_and_no_slot_of_others(
-    batch_size: int, num_blocks: int | None, expected: dict[str, list[object]], build: Build
+    batch_size: int, num_blocks: int | None, asking: bool, expected: dict[bool, dict[str, list[object]]], build: Build
 ) -> None:
     engine = build(operations="fused", attention_backend="paged_triton", overlap=True, num_blocks=num_blocks)
     watch = Watch(engine)
     watch.runner._sizes = StepSizes(engine.limits, batch_sizes=(batch_size,), most_tokens=8)
-    assert said_by(engine) == expected
+    assert said_by(engine, asking=asking) == expected[asking]
     assert watch.num_copied == 1
     assert bool(watch.preempted) == (num_blocks is not None)
     assert {size.is_decode for size in watch.sizes} == {True, False}
+    assert any(size.is_decode and size.truncates for size in watch.sizes) == asking
     assert set(watch.num_padded) > {0}

@@ -1,6 +1,7 @@
 """Sampling draws from the softmax, row by row: no row can tell which rows are beside it."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from weft.batch import SamplingRows
+from weft.batch import SamplingRows, Truncation
 from weft.inference.sampler import GumbelSampler, Sampler
 
 FALSE_ALARM_RATE = 1e-4  # of one chi-squared test, over the choice of its seeds, which are fixed
@@ -17,27 +19,41 @@ VOCAB = 8
 DRAWS = 4096
 
 Row = tuple[float, int, int]  # temperature, seed, position
+Cut = tuple[int, float, float]  # top_k, top_p, min_p
 
 sample = GumbelSampler()
+NO_CUT: Cut = (0, 1.0, 0.0)
+cuts = st.sampled_from([NO_CUT, (1, 1.0, 0.0), (40, 1.0, 0.0), (0, 0.6, 0.0), (0, 1.0, 0.1), (50, 0.9, 0.01)])
 sampling = st.tuples(st.sampled_from([0.0, 0.3, 1.0, 5.0]), st.integers(0, 2**32), st.integers(0, 4096))
 
 
-def rows_of(rows: list[Row]) -> SamplingRows:
+def rows_of(rows: list[Row], cuts: list[Cut] | None = None) -> SamplingRows:
     temperatures, seeds, positions = zip(*rows, strict=True)
+    truncation = None
+    if cuts is not None:
+        top_k, top_p, min_p = (torch.tensor(column) for column in zip(*cuts, strict=True))
+        truncation = Truncation(top_k=top_k, top_p=top_p, min_p=min_p)
     return SamplingRows(
         temperatures=torch.tensor(temperatures, dtype=torch.float32),
         seeds=torch.tensor(seeds),
         positions=torch.tensor(positions),
         any_noise=any(temperature > 0 for temperature in temperatures),
+        truncation=truncation,
     )
 
 
-def drawn(logits: Tensor, temperature: float, seeds: range, positions: range) -> Tensor:
-    rows = rows_of([(temperature, seed, position) for seed in seeds for position in positions])
+def drawn(logits: Tensor, temperature: float, seeds: range, positions: range, cut: Cut | None = None) -> Tensor:
+    each = [(temperature, seed, position) for seed in seeds for position in positions]
+    rows = rows_of(each, None if cut is None else [cut] * len(each))
     return sample(logits.expand(len(rows.seeds), -1), rows)
 
 
 def p_value(observed: Tensor, probabilities: Tensor) -> float:
+    """Of a chi-squared test; 0 where a token was drawn that has no probability."""
+    possible = probabilities > 0
+    if not possible[observed].all():
+        return 0.0
+    observed, probabilities = (possible.cumsum(0) - 1)[observed], probabilities[possible]
     counts = torch.bincount(observed, minlength=len(probabilities)).double()
     expected = probabilities.double() * len(observed)
     assert expected.min() >= 5, "the chi-squared approximation needs five expected draws a cell"
@@ -92,6 +108,90 @@ def test_tiny_temperatures_are_greedy_and_never_overflow(temperature: float, siz
         assert torch.equal(tokens, best)
 
 
+CUTS: dict[str, tuple[Cut, list[Any]]] = {
+    "top_k": ((3, 1.0, 0.0), [TopKLogitsWarper(3)]),
+    "top_p": ((0, 0.7, 0.0), [TopPLogitsWarper(0.7)]),
+    "min_p": ((0, 1.0, 0.4), [MinPLogitsWarper(0.4)]),
+    "top_k and top_p": ((5, 0.8, 0.0), [TopKLogitsWarper(5), TopPLogitsWarper(0.8)]),
+    "min_p and top_k": ((4, 1.0, 0.05), [MinPLogitsWarper(0.05), TopKLogitsWarper(4)]),
+    "all": ((6, 0.9, 0.04), [MinPLogitsWarper(0.04), TopKLogitsWarper(6), TopPLogitsWarper(0.9)]),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
+@pytest.mark.parametrize("kind", CUTS)
+def test_truncated_rows_follow_the_softmax_of_what_huggingface_leaves(kind: str, temperature: float) -> None:
+    cut, warpers = CUTS[kind]
+    logits = logits_of(3)[0]
+    left = TemperatureLogitsWarper(temperature)(torch.empty(0), logits[None])
+    for warper in warpers:
+        left = warper(torch.empty(0), left)
+    expected = torch.softmax(left[0], dim=0)
+    assert 1 < (expected > 0).sum() < VOCAB, "this shows nothing"
+    tokens = drawn(logits, temperature, range(1), range(DRAWS), cut)
+    assert p_value(tokens, expected) > FALSE_ALARM_RATE
+    assert p_value(drawn(logits, temperature, range(1), range(DRAWS)), expected) < FALSE_ALARM_RATE  # it can see
+    likeliest_gone = left[0].masked_fill(left[0] == left[0].max(), -torch.inf)
+    assert p_value(tokens, torch.softmax(likeliest_gone, dim=0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("cut", "kept"),
+    [
+        ((2, 1.0, 0.0), {0, 1, 2}),
+        ((1, 1.0, 0.0), {0}),
+        ((0, 0.4, 0.0), {0}),
+        ((0, 0.41, 0.0), {0, 1, 2}),
+        ((0, 1.0, 0.75), {0, 1, 2}),
+        ((0, 1.0, 0.76), {0}),
+        ((0, 1.0, 1.0), {0}),
+        ((4, 1.0, 0.0), {0, 1, 2}),
+        ((2**31 - 1, 1.0, 0.0), {0, 1, 2}),
+        ((2, 0.5, 0.1), {0, 1, 2}),
+    ],
+)
+def test_ties_at_the_cut_are_kept(cut: Cut, kept: set[int]) -> None:
+    """Probabilities 0.4, 0.3, 0.3 and 0. (Reported as K06-6: paths that keep other ones of equals.)"""
+    logits = torch.tensor([0.4, 0.3, 0.3, 0.0]).log()
+    assert set(drawn(logits, 1.0, range(1), range(512), cut).tolist()) == kept
+
+
+@pytest.mark.parametrize("cut", [(1, 1.0, 0.0), (5, 0.5, 0.1), (2**31 - 1, 1.0, 0.0), (0, 1e-45, 0.0), (0, 1.0, 1.0)])
+@pytest.mark.parametrize("temperature", [0.0, 1e-40, 1e-6, 1.0, 1e37])
+@pytest.mark.parametrize(
+    ("logits", "possible"),
+    [
+        (torch.tensor([0.0, 3e38, 0.0, -3e38]), {1}),
+        (torch.full((5,), 2.5), {0, 1, 2, 3, 4}),
+        (torch.full((5,), -torch.inf).index_fill(0, torch.tensor(3), -7.0), {3}),
+        (torch.tensor([4.0]), {0}),
+    ],
+    ids=["one hot", "all equal", "all but one impossible", "one token"],
+)
+def test_truncation_of_degenerate_rows_leaves_what_is_possible(
+    logits: Tensor, possible: set[int], temperature: float, cut: Cut
+) -> None:
+    """(Reported as K06-10: ids out of range for one-hot rows with a top_k of 2**30.)"""
+    said = set(drawn(logits, temperature, range(1), range(64), cut).tolist())
+    if temperature == 1e37 and len(possible) == 1 and logits.isfinite().all():
+        assert said <= set(range(len(logits)))  # so hot that even 3e38 is within reach of the noise
+    elif temperature < 1e-6:  # noise so small is lost beside the logits, and the first of equals is said
+        assert said == {min(possible)}
+    else:
+        assert said == possible
+
+
+@given(neighbours=st.lists(st.tuples(sampling, cuts), max_size=5), row=sampling, cut=cuts, data=st.data())
+def test_a_truncated_row_draws_the_same_token_beside_any_neighbour(
+    neighbours: list[tuple[Row, Cut]], row: Row, cut: Cut, data: st.DataObject
+) -> None:
+    place = data.draw(st.integers(0, len(neighbours)))
+    logits = logits_of(row[1], rows=len(neighbours) + 1, vocab=97)
+    rows, all_cuts = map(list, zip(*[*neighbours[:place], (row, cut), *neighbours[place:]], strict=True))
+    beside = sample(logits, rows_of(rows, all_cuts))
+    assert beside[place] == sample(logits[place : place + 1], rows_of([row], [cut]))[0]
+
+
 @given(neighbours=st.lists(sampling, max_size=5), row=sampling, data=st.data())
 def test_seeded_row_draws_the_same_token_beside_any_neighbour(
     neighbours: list[Row], row: Row, data: st.DataObject
@@ -102,14 +202,36 @@ def test_seeded_row_draws_the_same_token_beside_any_neighbour(
     assert beside[place] == sample(logits[place : place + 1], rows_of([row]))[0]
 
 
-@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_that_is_not_finite_gives_minus_one_and_leaves_the_others(poison: float, temperature: float) -> None:
-    rows = rows_of([(temperature, seed, 3) for seed in range(5)])
+@pytest.mark.parametrize("cut", [None, NO_CUT, (3, 0.5, 0.1)])
+def test_a_row_that_is_not_finite_gives_minus_one_and_leaves_the_others(
+    poison: float, temperature: float, cut: Cut | None
+) -> None:
+    rows = rows_of([(temperature, seed, 3) for seed in range(5)], None if cut is None else [cut] * 5)
     logits = logits_of(1, rows=5)
     clean = sample(logits, rows)
     logits[2, 6] = poison
     assert sample(logits, rows).tolist() == [*clean[:2].tolist(), -1, *clean[3:].tolist()]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("cut", [None, NO_CUT, (3, 0.5, 0.1)])
+def test_a_row_with_nothing_to_draw_gives_minus_one(temperature: float, cut: Cut | None) -> None:
+    logits = logits_of(1, rows=3)
+    logits[1] = -math.inf
+    rows = rows_of([(temperature, seed, 3) for seed in range(3)], None if cut is None else [cut] * 3)
+    assert [token < 0 for token in sample(logits, rows).tolist()] == [False, True, False]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1e37])
+def test_a_token_at_minus_infinity_is_never_drawn(temperature: float) -> None:
+    logits = logits_of(3)[0]
+    logits[int(logits.argmax())] = -math.inf
+    tokens = drawn(logits, temperature, range(1), range(DRAWS))
+    if temperature == 0.5:
+        assert p_value(tokens, torch.softmax(logits / temperature, dim=0)) > FALSE_ALARM_RATE
+    assert not logits[tokens].isinf().any()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-6, 1.0, 1e37])

@@ -27,12 +27,6 @@ def engine(build: Build) -> Engine:
     return build()
 
 
-@pytest.fixture
-def _everything_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.inference.engine._NOT_HONOURED", frozenset())
-
-
-@pytest.mark.usefixtures("_everything_is_honoured")
 @pytest.mark.parametrize(("given", "message"), REFUSED, ids=lambda given: str(given)[:30])
 def test_what_only_the_engine_knows_is_refused_at_submission(
     given: dict[str, Any], message: str, engine: Engine
@@ -44,8 +38,3 @@ def test_what_only_the_engine_knows_is_refused_at_submission(
     while engine.has_unfinished_requests():
         ended += [(output.request_id, output.finish_reason) for output in engine.step() if output.finished]
     assert ended == [("beside", "length")]
-
-
-def test_what_is_not_honoured_yet_is_refused_by_name(engine: Engine) -> None:
-    with pytest.raises(SamplingParamsError, match="top_k=4 is a setting that this engine does not have yet"):
-        engine.validate([3, 4], SamplingParams(top_k=4))

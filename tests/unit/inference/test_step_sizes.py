@@ -3,7 +3,7 @@
 import pytest
 
 from weft.config import Limits
-from weft.inference.step_sizes import StepSizes, decode_sizes
+from weft.inference.step_sizes import StepSize, StepSizes, decode_sizes
 
 
 def sizes_of(
@@ -51,17 +51,27 @@ def test_steps_without_a_graph_come_in_multiples_of_sixteen_up_to_the_longest() 
 
 
 def test_what_is_captured_is_said_in_words() -> None:
-    assert str(sizes_of(16, 64)) == "6 graphs of decodes (1 to 16 requests) and 2 of longer steps (up to 64 tokens)"
+    assert str(sizes_of(16, 64)) == "12 graphs of decodes (1 to 16 requests) and 2 of longer steps (up to 64 tokens)"
 
 
 def test_about_twenty_batch_sizes_and_those_that_were_asked_for() -> None:
     assert len(decode_sizes(256)) == 22
     assert decode_sizes(1) == [1]
     asked = sizes_of(64, 64, batch_sizes=(4, 2, 4))
-    assert [size.num_tokens for size in asked.captured if size.is_decode] == [2, 4]
+    assert [size.num_tokens for size in asked.captured if size.is_decode] == [2, 2, 4, 4]
     assert asked.size_for(5, 5) not in asked
     assert asked.size_for(5, 5).is_decode
     assert [asked.size_for(requests, requests).num_requests for requests in (1, 2, 3, 4)] == [2, 2, 4, 4]
+
+
+def test_decodes_look_for_rows_to_truncate_if_asked_and_longer_steps_always() -> None:
+    sizes = sizes_of(16, 64, most_tokens=32)
+    for truncates in (False, True):
+        assert sizes.size_for(3, 3, truncates=truncates) == StepSize(4, 4, truncates)
+        assert sizes.size_for(3, 3, truncates=truncates) in sizes
+        assert sizes.size_for(17, 3, truncates=truncates) == StepSize(32, 16, truncates=True)
+        assert sizes.size_for(40, 3, truncates=truncates) == StepSize(48, 16, truncates=True)
+    assert all(size.truncates for size in sizes.longest)
 
 
 @pytest.mark.parametrize(("max_num_seqs", "budget"), [(1, 1), (16, 16), (32, 32), (33, 40)])

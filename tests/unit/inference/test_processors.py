@@ -1,0 +1,195 @@
+"""Each processor against HuggingFace's of the same name, and against its law in closed form."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from transformers import (
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
+
+from tests.unit.inference.processed import Asked, plan_of, processed, state_of
+from weft.inference.processing import Processing
+
+VOCAB = 23
+EOS = (3, 7)
+
+tokens = st.integers(0, VOCAB - 1)
+texts = st.lists(tokens, min_size=2, max_size=20)
+
+
+def logits_of(seed: int, rows: int = 1) -> Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 4
+
+
+def huggingface(processor: Callable[[Any, Any], Any], token_ids: list[int], logits: Tensor) -> Tensor:
+    found: Tensor = processor(torch.tensor([token_ids]), logits.clone())
+    return found
+
+
+@given(token_ids=texts, penalty=st.sampled_from([0.5, 0.9, 1.1, 1.3, 2.0, 1e6]), seed=st.integers(0, 99))
+def test_repetition_penalty_equals_huggingfaces_over_prompt_and_output(
+    token_ids: list[int], penalty: float, seed: int
+) -> None:
+    logits = logits_of(seed)
+    expected = huggingface(RepetitionPenaltyLogitsProcessor(penalty), token_ids, logits)
+    for prompt in (1, len(token_ids)):
+        found = processed([Asked(token_ids, prompt, {"repetition_penalty": penalty})], logits)
+        assert torch.equal(found, expected)
+
+
+@given(token_ids=texts, prompt=st.integers(1, 20), least=st.integers(0, 20), seed=st.integers(0, 99))
+def test_min_tokens_equals_huggingfaces_for_every_eos(token_ids: list[int], prompt: int, least: int, seed: int) -> None:
+    prompt = min(prompt, len(token_ids))
+    logits = logits_of(seed)
+    expected = huggingface(MinNewTokensLengthLogitsProcessor(prompt, least, list(EOS), device="cpu"), token_ids, logits)
+    found = processed([Asked(token_ids, prompt, {"min_tokens": least}, frozenset(EOS))], logits)
+    assert torch.equal(found, expected)
+    assert bool(found[0, list(EOS)].isinf().all()) == (len(token_ids) - prompt < least)
+
+
+@given(data=st.data(), token_ids=texts, seed=st.integers(0, 99))
+def test_bad_words_equal_huggingfaces(data: st.DataObject, token_ids: list[int], seed: int) -> None:
+    """HuggingFace leaves out a word whose beginning is the whole text so far, which is longer than it looks at."""
+    said = st.builds(
+        lambda start, last: [*token_ids[start:], last], st.integers(1, len(token_ids)), tokens
+    )  # words that the text has begun
+    any_word = st.lists(tokens, min_size=1, max_size=4)
+    words = data.draw(st.lists(said | any_word, min_size=1, max_size=6, unique_by=tuple))
+    words = [word for word in words if len(word) <= len(token_ids)] or [[5]]
+    logits = logits_of(seed)
+    expected = huggingface(NoBadWordsLogitsProcessor(words), token_ids, logits)
+    for prompt in (1, len(token_ids)):  # it is the text so far that counts, wherever its prompt ends
+        assert torch.equal(processed([Asked(token_ids, prompt, {"bad_words": words})], logits), expected)
+
+
+def test_a_bad_word_that_begins_with_the_whole_text_is_excluded() -> None:
+    found = processed([Asked([4, 5], 1, {"bad_words": [[4, 5, 6], [9, 4, 5, 8]]})], logits_of(0))
+    assert found.isinf().nonzero().tolist() == [[0, 6]]
+
+
+@given(
+    biases=st.dictionaries(tokens, st.sampled_from([-100.0, -1.5, 0.0, 0.25, 100.0]), min_size=1),
+    seed=st.integers(0, 99),
+)
+def test_logit_bias_equals_huggingfaces(biases: dict[int, float], seed: int) -> None:
+    logits = logits_of(seed)
+    sequences = {(token,): bias for token, bias in biases.items()}
+    expected = huggingface(SequenceBiasLogitsProcessor(sequences), [1, 2], logits)
+    assert torch.equal(processed([Asked([1, 2], 1, {"logit_bias": biases})], logits), expected)
+
+
+@given(allowed=st.lists(tokens, min_size=1), seed=st.integers(0, 99))
+def test_allowed_token_ids_are_all_but_huggingfaces_suppressed_ones(allowed: list[int], seed: int) -> None:
+    logits = logits_of(seed)
+    suppressed = [token for token in range(VOCAB) if token not in allowed]
+    expected = huggingface(SuppressTokensLogitsProcessor(suppressed, device="cpu"), [1], logits)
+    assert torch.equal(processed([Asked([1], 1, {"allowed_token_ids": allowed})], logits), expected)
+
+
+@given(
+    presence=st.sampled_from([0.0, -2.0, 0.7, 2.0]),
+    frequency=st.sampled_from([0.0, -2.0, 0.3, 2.0]),
+    repetition=st.sampled_from([1.0, 1.7]),
+    token_ids=texts,
+    prompt=st.integers(1, 20),
+    seed=st.integers(0, 99),
+)
+def test_penalties_are_what_their_law_says(
+    repetition: float, frequency: float, presence: float, token_ids: list[int], prompt: int, seed: int
+) -> None:
+    """Presence and frequency count the output alone; repetition sees prompt and output, and comes first."""
+    prompt = min(prompt, len(token_ids))
+    logits = logits_of(seed)
+    expected = logits[0].clone()
+    rounded = {name: torch.tensor(value) for name, value in (("r", repetition), ("f", frequency), ("p", presence))}
+    for token in set(token_ids):
+        expected[token] = expected[token] / rounded["r"] if expected[token] > 0 else expected[token] * rounded["r"]
+    for token, count in Counter(token_ids[prompt:]).items():
+        expected[token] = expected[token] - rounded["f"] * count
+        expected[token] = expected[token] - rounded["p"]
+    params = {"repetition_penalty": repetition, "frequency_penalty": frequency, "presence_penalty": presence}
+    assert torch.equal(processed([Asked(token_ids, prompt, params)], logits)[0], expected)
+
+
+def test_a_prompt_of_one_token_said_thrice_is_penalised_as_reported() -> None:
+    """Reported as K06-8: presence hit prompt tokens, and repetition missed them at the first step."""
+    logits = torch.full((1, VOCAB), 2.0)
+    for params, after_prompt, after_one in (
+        ({"presence_penalty": 2.0}, 2.0, 0.0),
+        ({"frequency_penalty": 1.5}, 2.0, 0.5),
+        ({"repetition_penalty": 2.0}, 1.0, 1.0),
+    ):
+        assert processed([Asked([4, 4, 4], 3, params)], logits)[0, 4] == after_prompt
+        assert processed([Asked([4, 4, 4, 4], 3, params)], logits)[0, 4] == after_one
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Asked:
+    """Any request, with any processors or none."""
+    token_ids = draw(texts)
+    given_words = [*token_ids[-2:], draw(tokens)], [draw(tokens)], [token_ids[-1], draw(tokens)]
+    chosen: dict[str, Any] = draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "allowed_token_ids": st.lists(tokens, min_size=1),
+                "bad_words": st.lists(st.sampled_from(given_words), min_size=1),
+                "min_tokens": st.integers(0, 12),
+                "logit_bias": st.dictionaries(tokens, st.sampled_from([-3.0, 100.0])),
+                "repetition_penalty": st.sampled_from([0.5, 1.4]),
+                "frequency_penalty": st.sampled_from([-0.5, 0.5]),
+                "presence_penalty": st.sampled_from([-0.5, 0.5]),
+            },
+        )
+    )
+    return Asked(token_ids, draw(st.integers(1, len(token_ids))), chosen, frozenset(EOS))
+
+
+@given(asked=st.lists(requests(), min_size=1, max_size=6), seed=st.integers(0, 99))
+def test_a_row_is_processed_beside_others_as_it_is_alone(asked: list[Asked], seed: int) -> None:
+    logits = logits_of(seed, rows=len(asked))
+    before = logits.clone()
+    together = processed(asked, logits)
+    assert torch.equal(logits, before), "whoever watches logits still sees them raw"
+    for row, one in enumerate(asked):
+        assert torch.equal(together[row], processed([one], logits[row : row + 1])[0])
+
+
+def test_processors_come_in_the_order_that_is_written_down() -> None:
+    """Allowed, bad words, stop tokens and bias, penalties: a bias is penalised, and nothing brings a token back."""
+    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    params = {"allowed_token_ids": [0, 1, 2], "bad_words": [[1]], "logit_bias": {1: 100, 2: 1, 3: 100}}
+    found = processed([Asked([2], 1, params | {"repetition_penalty": 2.0})], logits)
+    assert found.tolist() == [[1.0, -math.inf, 2.0, -math.inf]]
+
+
+def test_processing_reads_nothing_back_from_the_device() -> None:
+    params = {
+        "allowed_token_ids": [1, 2, 3],
+        "bad_words": [[1], [2, 3]],
+        "min_tokens": 2,
+        "logit_bias": {1: 1},
+        "repetition_penalty": 2.0,
+        "frequency_penalty": 1.0,
+        "presence_penalty": 1.0,
+    }
+    with FakeTensorMode():
+        state, plan = state_of("cuda"), plan_of([Asked([1, 2, 3], 2, params, frozenset(EOS)), Asked([1], 1)])
+        processing = Processing(state)
+        state.apply(plan)
+        processing.apply(plan)
+        lengths = torch.tensor([3, 1], device="cuda")
+        found = processing(plan, torch.zeros(2, VOCAB, dtype=torch.bfloat16, device="cuda"), lengths, row_each=True)
+    assert found.shape == (2, VOCAB)
+    assert found.dtype == torch.float32
