@@ -1,7 +1,7 @@
 """Steady decode steps: an engine in which B requests of one length decode, nobody joins and nobody leaves."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from time import perf_counter
 from typing import Any
@@ -9,6 +9,8 @@ from typing import Any
 from weft.benchmark.device_waits import DeviceWaits
 from weft.inference.engine import Engine
 from weft.inference.sampling_params import SamplingParams
+
+DRAWN: Mapping[str, Any] = {"temperature": 0.8, "top_k": 50, "top_p": 0.9}
 
 _WARM_UP = 8  # steady steps before the measured ones
 
@@ -29,18 +31,29 @@ class SteadyDecode:
     """`batch` requests in an engine that has nothing else to do, decoding; `close` ends them.
 
     steps, repetitions: the repetitions follow one another, and `context` tokens are reached in the middle of them, so
-    that their median is a step at that context.
+    that their median is a step at that context.   draws: tokens are drawn from a cut distribution, by seed; not greedy.
     """
 
-    def __init__(self, engine: Engine, *, batch: int, context: int, steps: int, repetitions: int, seed: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        batch: int,
+        context: int,
+        steps: int,
+        repetitions: int,
+        seed: int,
+        draws: bool = False,
+    ) -> None:
         self._engine, self._batch, self._steps, self._repetitions = engine, batch, steps, repetitions
         random = Random(seed)
         prompt = context - steps * repetitions // 2 - _WARM_UP
         assert prompt > 0, "the measured steps begin before the first token"
         self._lengths = {str(place): prompt for place in range(batch)}
-        for name in self._lengths:
+        params = SamplingParams(**(DRAWN if draws else {"temperature": 0}), max_tokens=None, ignore_eos=True)
+        for place, name in enumerate(self._lengths):
             tokens = [random.randrange(engine.vocab_size) for _ in range(prompt)]
-            engine.add_request(name, tokens, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))
+            engine.add_request(name, tokens, replace(params, seed=place) if draws else params)
 
     @staticmethod
     def room(context: int, *, steps: int, repetitions: int, batch: int) -> int:

@@ -119,4 +119,5 @@ PROTOTYPE_STEPS: Mapping[tuple[str, int, int], PrototypeStep] = {
     ("llama-8b", 256, 2048): _step(17.78, 22.16, 22.16),
 }
 STEP_OVER_PROTOTYPE = Target(relation="<=", value=1.05)
+DRAWN_OVER_GREEDY = Target(relation="<=", value=1.1)  # at 64: top_k, top_p and a seed in every request
 HOST_US = {64: Target(relation="<=", value=300)}  # host time of a steady decode step, by batch size

@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.benchmark import device_waits
 from weft.benchmark.decode_steps import DecodeTimes, SteadyDecode
 from weft.benchmark.device_waits import DeviceWaits
-from weft.benchmark.experiments.steps import EXPERIMENT, StepsOptions, step_rows
+from weft.benchmark.experiments.steps import EXPERIMENT, StepsOptions, drawn_rows, step_rows
 from weft.benchmark.progress import show_nothing
 from weft.benchmark.row import Row
 from weft.benchmark.served_model import open_model
@@ -116,6 +116,23 @@ def test_rows_stand_beside_the_prototype_and_the_limit() -> None:
     assert not any("prototype" in metric for metric in other)
 
 
+def test_a_drawn_step_stands_over_the_greedy_one() -> None:
+    greedy, drawn = (DecodeTimes(step_s=times, contexts=(512.0,), host_s=()) for times in ((1e-3,), (1.2e-3,)))
+    rows = {row.metric: row for row in drawn_rows(Row(experiment="steps"), greedy, drawn, batch=64)}
+    assert rows["decode step, drawn"].value == pytest.approx(1.2)
+    over = rows["drawn over greedy"]
+    assert (over.value, over.verdict) == (pytest.approx(1.2), "missed")
+    assert "top_k=50" in over.notes
+
+
+def test_the_tokens_of_a_drawn_step_are_drawn_by_seed() -> None:
+    engine = tiny_engine()
+    decode = SteadyDecode(engine, batch=2, context=40, seed=0, draws=True, **EXTENT)
+    params = [request.params for request in engine._scheduler.waiting]
+    assert [(each.seed, each.top_k, each.top_p) for each in params] == [(0, 50, 0.9), (1, 50, 0.9)]
+    decode.close()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -125,6 +142,7 @@ def test_rows_stand_beside_the_prototype_and_the_limit() -> None:
         ({"steps": 0}, "steps"),
         ({"repetitions": 0}, "repetitions"),
         ({"engine": "x"}, "no name=value"),
+        ({"sampling": "drawn"}, "sampling='drawn'"),
         ({"shape": "llama-tiny,llama-9b", "device": "cpu"}, "unknown shape='llama-9b'"),
     ],
 )

@@ -3,23 +3,32 @@
 Host time is what `Engine.step` takes without its waits for the GPU.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weft.benchmark.engine_options import parse_engine_options
 from weft.benchmark.experiments import Experiment
 from weft.benchmark.measure import quantile, spread
 from weft.benchmark.options import numbers, option
 from weft.benchmark.progress import Progress
-from weft.benchmark.published import HOST_US, PROTOTYPE, PROTOTYPE_STEPS, READ_TB_PER_S, STEP_OVER_PROTOTYPE
+from weft.benchmark.published import (
+    DRAWN_OVER_GREEDY,
+    HOST_US,
+    PROTOTYPE,
+    PROTOTYPE_STEPS,
+    READ_TB_PER_S,
+    STEP_OVER_PROTOTYPE,
+)
 from weft.benchmark.row import Row
 from weft.config import positive
 from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     from weft.benchmark.decode_steps import DecodeTimes
+    from weft.inference.engine import Engine
 
+GREEDY = "greedy"
 _NOTE = (
     "wall time of successive steps by tokens given out; greedy, prefix caching off; median of repetitions that follow "
     "one another, so that the context is reached in the middle of them"
@@ -33,6 +42,7 @@ class StepsOptions:
     context: str = option("512,2048", "tokens of each")
     steps: int = option(100, "steps of a repetition")
     repetitions: int = option(3, "medians are reported")
+    sampling: str = option("greedy", "greedy, or greedy,drawn: also with top_k, top_p and a seed in every request")
     engine: str | None = option(None, "fields of weft's engine: enforce_eager=true,overlap=false")
     dtype: str = option("bfloat16", "of weights and cache")
     device: str = option("cuda", "auto, cpu, cuda or cuda:N")
@@ -40,6 +50,8 @@ class StepsOptions:
 
     def __post_init__(self) -> None:
         positive("StepsOptions", steps=self.steps, repetitions=self.repetitions)
+        if self.sampling not in (GREEDY, f"{GREEDY},drawn"):
+            raise ConfigError(f"sampling={self.sampling!r} is none of these", hint="greedy, or greedy,drawn")
         most = parse_engine_options(self.engine).get("max_num_seqs")
         for batch in numbers("batch", self.batch):
             if most is not None and batch > most:
@@ -94,12 +106,38 @@ def _shape_rows(shape: str, options: StepsOptions, progress: Progress) -> Iterat
     base = model.row("steps", case="", seed=options.seed, notes=notes).by("weft", __version__)
     for context in contexts:
         for batch in batches:
-            advance = progress(f"{shape}, {batch} x {context}", options.repetitions)
-            decode = SteadyDecode(engine, batch=batch, context=context, seed=options.seed, **extent)
-            times = decode.measure(advance)
-            decode.close()
             row = replace(base, case=f"{shape}: {batch} requests at a context of {context:,}")
+
+            how = {"batch": batch, "context": context, "seed": options.seed, **extent}
+            times = _measured(engine, progress(f"{shape}, {batch} x {context}", options.repetitions), **how)
             yield from step_rows(row, times, shape=shape, batch=batch, context=context, itemsize=model.dtype.itemsize)
+            if options.sampling != GREEDY:
+                advance = progress(f"{shape}, {batch} x {context}, drawn", options.repetitions)
+                yield from drawn_rows(row, times, _measured(engine, advance, draws=True, **how), batch=batch)
+
+
+def _measured(engine: "Engine", advance: Callable[[], None], **how: Any) -> "DecodeTimes":
+    from weft.benchmark.decode_steps import SteadyDecode
+
+    decode = SteadyDecode(engine, **how)
+    times = decode.measure(advance)
+    decode.close()
+    return times
+
+
+def drawn_rows(row: Row, greedy: "DecodeTimes", drawn: "DecodeTimes", *, batch: int) -> list[Row]:
+    """The step whose tokens are drawn, and what that costs over the greedy step of the same run."""
+    from statistics import median
+
+    from weft.benchmark.decode_steps import DRAWN
+
+    milliseconds = [seconds * 1e3 for seconds in drawn.step_s]
+    ratio = median(drawn.step_s) / median(greedy.step_s)
+    how = ", ".join(f"{name}={value}" for name, value in DRAWN.items()) + ", seeds"
+    return [
+        row.of("decode step, drawn", milliseconds, "ms", spread=spread(milliseconds), notes=how),
+        row.of("drawn over greedy", [ratio], "x", target=DRAWN_OVER_GREEDY if batch == 64 else None, notes=how),
+    ]
 
 
 def step_rows(row: Row, times: "DecodeTimes", *, shape: str, batch: int, context: int, itemsize: int) -> list[Row]:
@@ -148,6 +186,7 @@ EXPERIMENT = Experiment(
     examples=(
         "steps",
         "steps --shape llama-190m,llama-1b,llama-8b --batch 1,8,32,64 --json results/h200.jsonl",
+        "steps --shape llama-1b --batch 64 --context 512 --sampling greedy,drawn",
         "steps --batch 64 --context 512 --engine enforce_eager=true",
         "steps --shape llama-tiny --device cpu --dtype float32 --batch 1,4 --context 64 --steps 10",
     ),
