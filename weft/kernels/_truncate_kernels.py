@@ -1,9 +1,11 @@
-"""The cut as four kernels, digit by digit of integers that order as the logits do. A part of `truncate.py`.
+"""The cut in four kernels, digit by digit of integers that order as the logits do. A part of `truncate.py`.
 
-A logit's key is 32 bits whose order is that of the numbers. From the highest digit down, a pass over the blocks of a
-row fills one cell a digit with what lies there, tokens for top_k and masses for top_p, and a program a row takes the
-digit in which the sum from above reaches what is needed. Cells are added to as whole numbers, so their order is free.
-The numbers that decide are those of `_truncate_reference.py`, operation by operation.
+A logit's key is 32 bits whose order is that of the numbers. From the highest digit down, `fill_kernel` adds what lies
+in a row to one cell a digit, tokens for top_k and masses for top_p, and `choose_kernel` takes the digit in which the
+sum from above reaches what is needed. Cells are added to as whole numbers, so their order is free. As every token in
+its cell would be slow, most are left out that cannot matter: for top_k, those below the k-th largest of the highest
+logits of groups (`bound_kernel`), of which each stands for one token at least. The numbers that decide are those of
+`_truncate_reference.py`, operation by operation.
 """
 
 from weft.kernels._jit import jit, tl
@@ -87,16 +89,15 @@ def _depth(top_p, vocab_size):
 
 
 @jit
-def _reached(cells, needed, SIZE: tl.constexpr):
-    """The highest digit whose cell and those above hold what is needed, and what those above hold."""
-    digit = tl.arange(0, SIZE)
-    from_above = tl.sum(cells, 0) - tl.cumsum(cells, 0) + cells
-    chosen = tl.max(tl.where(from_above >= needed, digit, 0), 0)
-    return chosen, tl.sum(tl.where(digit > chosen, cells, 0), 0)
+def _cuts(temperature, rank, top_p, min_p, vocab_size):
+    """Whether anything is cut by rank, and whether at all."""
+    warm = temperature > 0
+    ranked = warm & (rank > 0) & (rank < vocab_size)
+    return ranked, ranked | (warm & ((top_p < 1) | (min_p > 0)))
 
 
 @jit(do_not_specialize_on_alignment=["temperatures", "top_k", "top_p", "min_p"])
-def count_kernel(
+def highest_kernel(
     logits,
     stride,
     temperatures,
@@ -104,152 +105,132 @@ def count_kernel(
     top_p,
     min_p,
     highest,
-    counts,
-    state,
     vocab_size,
-    cells,
-    OFFSET: tl.constexpr,
-    SHIFT: tl.constexpr,
-    BITS: tl.constexpr,
-    FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Tokens by a digit of their keys, of those that agree with the digits found; first of all the highest logits.
+    """The highest logit of each GROUP tokens, of rows that are cut; infinity where there is a NaN.
 
-    highest: [R, blocks], written by the first pass; NaN counts as infinity.   counts: [R, cells], zeros.
+    highest: [R, blocks * BLOCK / GROUP].
     """
     if EARLY:
         tl.extra.cuda.gdc_wait()
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    rank = tl.load(top_k + row)
-    ranked = (rank > 0) & (rank < vocab_size) & (tl.load(temperatures + row) > 0)
-    place = row * tl.num_programs(1) + block
-    if FIRST:
-        cut = (tl.load(top_p + row) < 1) | (tl.load(min_p + row) > 0)
-        if not (ranked | (cut & (tl.load(temperatures + row) > 0))):
-            return
-    else:
-        if not ranked:
-            return
-        if _key(tl.load(highest + place)) < tl.load(state + 2 * row).to(tl.uint32):
-            return
+    _, cut = _cuts(
+        tl.load(temperatures + row),
+        tl.load(top_k + row),
+        tl.load(top_p + row),
+        tl.load(min_p + row),
+        vocab_size,
+    )
+    if not cut:
+        return
     token = block * BLOCK + tl.arange(0, BLOCK)
-    inside = token < vocab_size
-    values = tl.load(logits + row * stride + token, mask=inside, other=float("-inf")).to(tl.float32)
+    values = tl.load(logits + row * stride + token, mask=token < vocab_size, other=float("-inf")).to(tl.float32)
+    values = tl.where(values == values, values, float("inf"))
+    groups: tl.constexpr = BLOCK // GROUP
+    found = tl.max(tl.reshape(values, [groups, GROUP]), 1)
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
-    if FIRST:
-        tl.store(highest + place, tl.max(tl.where(values == values, values, float("inf")), 0))
-    if ranked:
-        keys = _key(values)
-        if not FIRST:
-            inside = inside & ((keys >> (SHIFT + BITS)) == (tl.load(state + 2 * row).to(tl.uint32) >> (SHIFT + BITS)))
-        digits = ((keys >> SHIFT) & ((1 << BITS) - 1)).to(tl.int32)
-        found = tl.histogram(digits, 1 << BITS, mask=inside)
-        cell = counts + row * cells + OFFSET + tl.arange(0, 1 << BITS)
-        tl.atomic_add(cell, found, mask=found > 0, sem="relaxed")
+    tl.store(highest + (row * tl.num_programs(1) + block) * groups + tl.arange(0, groups), found)
 
 
 @jit(do_not_specialize_on_alignment=["temperatures", "top_k", "top_p", "min_p"])
-def rank_kernel(
+def bound_kernel(
     temperatures,
     top_k,
     top_p,
     min_p,
     highest,
-    counts,
-    state,
     tops,
     thresholds,
+    state,
     vocab_size,
-    blocks,
-    cells,
-    OFFSET: tl.constexpr,
-    SHIFT: tl.constexpr,
-    BITS: tl.constexpr,
-    FIRST: tl.constexpr,
-    LAST: tl.constexpr,
+    groups,
     TERMS: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    GROUPS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The digit of the k-th largest, and with the last digit the threshold of min_p and top_k, and the highest logit.
+    """A row's highest logit, the threshold of min_p, and a key that the k-th largest logit is not below.
 
-    state: [R, 2], the digits found and how much more is needed.
+    tops: infinity where nothing can be cut.   state: [R, 2], a key and how much more is needed.
     """
     if EARLY:
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     temperature, rank, least = tl.load(temperatures + row), tl.load(top_k + row), tl.load(min_p + row)
-    ranked = (temperature > 0) & (rank > 0) & (rank < vocab_size)
-    key = tl.full([], 0, tl.uint32)
-    if ranked:
-        if FIRST:
-            needed = rank
-        else:
-            needed = tl.load(state + 2 * row + 1)
-            key = tl.load(state + 2 * row).to(tl.uint32)
-        found = tl.load(counts + row * cells + OFFSET + tl.arange(0, 1 << BITS))
-        digit, above = _reached(found, needed, 1 << BITS)
-        key = key | (digit.to(tl.uint32) << SHIFT)
-        if not LAST:
-            tl.store(state + 2 * row, key.to(tl.int64))
-            tl.store(state + 2 * row + 1, needed - above)
+    ranked, cut = _cuts(temperature, rank, tl.load(top_p + row), least, vocab_size)
+    threshold = tl.full([], float("-inf"), tl.float32)
+    if cut:
+        group = tl.arange(0, GROUPS)
+        found = tl.load(highest + row * groups + group, mask=group < groups, other=float("-inf"))
+        top = tl.max(found, 0)
+        tl.store(tops + row, top)
+        if (least > 0) & (tl.abs(top) < float("inf")):
+            depth = temperature.to(tl.float64) * _logarithm(least.to(tl.float64), TERMS)
+            threshold = (top.to(tl.float64) + depth).to(tl.float32)
+        if ranked:
+            keys = tl.where(group < groups, _key(found), 0)
+            bound = tl.full([], 0, tl.uint32)
+            for bit in range(32):
+                higher = bound | (tl.full([], 0x80000000, tl.uint32) >> bit)
+                bound = tl.where(tl.sum((keys >= higher).to(tl.int32), 0) >= rank, higher, bound)
+            tl.store(state + 2 * row, bound.to(tl.int64))
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
-    if LAST:
-        threshold = tl.full([], float("-inf"), tl.float32)
-        if ranked | ((temperature > 0) & ((tl.load(top_p + row) < 1) | (least > 0))):
-            block = tl.arange(0, BLOCKS)
-            top = tl.max(tl.load(highest + row * blocks + block, mask=block < blocks, other=float("-inf")), 0)
-            tl.store(tops + row, top)
-            if tl.abs(top) < float("inf"):
-                if least > 0:
-                    depth = temperature.to(tl.float64) * _logarithm(least.to(tl.float64), TERMS)
-                    threshold = (top.to(tl.float64) + depth).to(tl.float32)
-                if ranked:
-                    threshold = tl.maximum(threshold, _number(key, SHIFT))
-        tl.store(thresholds + row, threshold)
+    tl.store(thresholds + row, threshold)
 
 
-@jit(do_not_specialize_on_alignment=["temperatures", "top_p"])
-def weigh_kernel(
+@jit(do_not_specialize_on_alignment=["temperatures", "top_k", "top_p"])
+def fill_kernel(
     logits,
     stride,
     temperatures,
+    top_k,
     top_p,
     highest,
     tops,
     thresholds,
-    masses,
+    cells,
     state,
     vocab_size,
-    cells,
+    num_cells,
     OFFSET: tl.constexpr,
     SHIFT: tl.constexpr,
     BITS: tl.constexpr,
     FIRST: tl.constexpr,
+    MASS: tl.constexpr,
     BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Masses by a digit of the keys, of what the threshold leaves and agrees with the digits found.
+    """Tokens, or masses of what the threshold leaves, by a digit of their keys, where these agree with what is found.
 
-    masses: [R, cells], zeros.
+    cells: [R, num_cells], zeros.
     """
     if EARLY:
         tl.extra.cuda.gdc_wait()
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    temperature = tl.load(temperatures + row)
-    if (temperature == 0) | (tl.load(top_p + row) >= 1):
+    temperature, share = tl.load(temperatures + row), tl.load(top_p + row)
+    ranked, _ = _cuts(temperature, tl.load(top_k + row), share, 0.0, vocab_size)
+    wanted = ranked
+    if MASS:
+        wanted = (temperature > 0) & (share < 1)
+    if not wanted:
         return
-    top, threshold = tl.load(tops + row), tl.load(thresholds + row)
-    most = tl.load(highest + row * tl.num_programs(1) + block)
-    if (most < threshold) | (tl.abs(top) == float("inf")):
+    top = tl.load(tops + row)
+    if tl.abs(top) == float("inf"):
         return
-    if not FIRST:
-        prefix = tl.load(state + 2 * row).to(tl.uint32)
-        if _key(most) < prefix:
+    groups: tl.constexpr = BLOCK // GROUP
+    most = tl.max(tl.load(highest + (row * tl.num_programs(1) + block) * groups + tl.arange(0, groups)), 0)
+    if MASS:
+        threshold = tl.load(thresholds + row)
+        if most < threshold:
+            return
+    if not (MASS and FIRST):
+        least = tl.load(state + 2 * row).to(tl.uint32)
+        if _key(most) < least:
             return
     token = block * BLOCK + tl.arange(0, BLOCK)
     inside = token < vocab_size
@@ -257,61 +238,84 @@ def weigh_kernel(
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     keys = _key(values)
-    inside = inside & (values >= threshold)
+    if MASS:
+        inside = inside & (values >= threshold)
     if not FIRST:
-        inside = inside & ((keys >> (SHIFT + BITS)) == (prefix >> (SHIFT + BITS)))
+        inside = inside & ((keys >> (SHIFT + BITS)) == (least >> (SHIFT + BITS)))
         if tl.max(inside.to(tl.int32), 0) == 0:
             return
-    octaves = _octaves(values, top, temperature)
-    found = tl.where(inside, _mass(octaves), 0)
-    cell = masses + row * cells + OFFSET
-    if FIRST:
-        # Most of a vocabulary, as a rule: into the lowest cell, where nothing is and no sum from above gets to.
-        below = octaves > _depth(tl.load(top_p + row), vocab_size).to(tl.float64)
-        rest = tl.sum(tl.where(below, found, 0), 0)
-        tl.atomic_add(cell, rest, mask=rest > 0, sem="relaxed")
-        found = tl.where(below, 0, found)
+    cell = cells + row * num_cells + OFFSET
     digits = ((keys >> SHIFT) & ((1 << BITS) - 1)).to(tl.int32)
-    tl.atomic_add(cell + digits, found, mask=found > 0, sem="relaxed")
+    if MASS:
+        octaves = _octaves(values, top, temperature)
+        found = tl.where(inside, _mass(octaves), 0)
+        if FIRST:
+            # Most of a vocabulary, as a rule: into the lowest cell, where nothing is and no sum from above gets to.
+            below = octaves > _depth(share, vocab_size).to(tl.float64)
+            rest = tl.sum(tl.where(below, found, 0), 0)
+            tl.atomic_add(cell, rest, mask=rest > 0, sem="relaxed")
+            found = tl.where(below, 0, found)
+        tl.atomic_add(cell + digits, found, mask=found > 0, sem="relaxed")
+    else:
+        if FIRST:
+            inside = inside & (keys >= least)
+        tl.atomic_add(cell + digits, tl.full([BLOCK], 1, tl.int64), mask=inside, sem="relaxed")
 
 
-@jit(do_not_specialize_on_alignment=["temperatures", "top_p"])
-def share_kernel(
+@jit(do_not_specialize_on_alignment=["temperatures", "top_k", "top_p"])
+def choose_kernel(
     temperatures,
+    top_k,
     top_p,
     tops,
-    masses,
-    state,
     thresholds,
     cells,
+    state,
+    vocab_size,
+    num_cells,
     OFFSET: tl.constexpr,
     SHIFT: tl.constexpr,
     BITS: tl.constexpr,
     FIRST: tl.constexpr,
     LAST: tl.constexpr,
+    MASS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The digit in which the masses from above reach `top_p` of all, and with the last digit the threshold."""
+    """The digit in which the sum from above reaches what is needed, and with the last digit the threshold."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    if (tl.load(temperatures + row) == 0) | (tl.load(top_p + row) >= 1):
+    temperature, rank, share = tl.load(temperatures + row), tl.load(top_k + row), tl.load(top_p + row)
+    ranked, _ = _cuts(temperature, rank, share, 0.0, vocab_size)
+    wanted = ranked
+    if MASS:
+        wanted = (temperature > 0) & (share < 1)
+    if not wanted:
         return
     if tl.abs(tl.load(tops + row)) == float("inf"):
         return
-    found = tl.load(masses + row * cells + OFFSET + tl.arange(0, 1 << BITS))
+    size: tl.constexpr = 1 << BITS
+    digit = tl.arange(0, size)
+    found = tl.load(cells + row * num_cells + OFFSET + digit)
     key = tl.full([], 0, tl.uint32)
     if FIRST:
-        needed = _share(tl.sum(found, 0), tl.load(top_p + row))
+        needed = rank
+        if MASS:
+            needed = _share(tl.sum(found, 0), share)
     else:
         needed = tl.load(state + 2 * row + 1)
         key = tl.load(state + 2 * row).to(tl.uint32)
-    digit, above = _reached(found, needed, 1 << BITS)
-    key = key | (digit.to(tl.uint32) << SHIFT)
+    from_above = tl.sum(found, 0) - tl.cumsum(found, 0) + found
+    chosen = tl.max(tl.where(from_above >= needed, digit, 0), 0)
+    above = tl.sum(tl.where(digit > chosen, found, 0), 0)
+    key = key | (chosen.to(tl.uint32) << SHIFT)
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     if LAST:
-        tl.store(thresholds + row, _number(key, SHIFT))
+        threshold = _number(key, SHIFT)
+        if not MASS:
+            threshold = tl.maximum(threshold, tl.load(thresholds + row))
+        tl.store(thresholds + row, threshold)
     else:
         tl.store(state + 2 * row, key.to(tl.int64))
         tl.store(state + 2 * row + 1, needed - above)

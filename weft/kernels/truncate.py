@@ -16,18 +16,18 @@ from torch import Tensor
 from weft.errors import KernelError
 from weft.kernels._arguments import check_device, check_floats, debugging
 from weft.kernels._jit import cdiv, early_launch, next_power_of_2
-from weft.kernels._truncate_kernels import count_kernel, rank_kernel, share_kernel, weigh_kernel
+from weft.kernels._truncate_kernels import bound_kernel, choose_kernel, fill_kernel, highest_kernel
 from weft.kernels._truncate_reference import LOGARITHM_TERMS, reference
 from weft.kernels.specialisation import Specialisation
 
 __all__ = ["BLOCK", "SPECIALISATIONS", "reference", "thresholds"]
 
 BLOCK = 2048
+GROUP = 64
 _WARPS = 8
 
 # Digits of the 32 bits of a key, from the highest: as many bits as numbers of the dtype, as float32, differ in.
 _DIGITS = {torch.float32: (11, 11, 10), torch.bfloat16: (11, 5), torch.float16: (11, 8)}
-_OPTIONS: dict[str, Any] = {"num_warps": _WARPS, "enable_fp_fusion": False}
 
 
 def thresholds(
@@ -47,72 +47,65 @@ def thresholds(
     found = torch.empty(count, dtype=torch.float32, device=device)
     if not count:
         return found
-    forms = _forms(logits.dtype)
-    cells, blocks = sum(1 << form["BITS"] for form in forms), cdiv(vocab_size, BLOCK)
-    zeros = torch.zeros(3, count, cells, dtype=torch.int32, device=device)
-    masses, counts = zeros[:2].view(-1).view(torch.int64), zeros[2]
+    forms, blocks = _forms(logits.dtype), cdiv(vocab_size, BLOCK)
+    num_cells, groups = sum(1 << form["BITS"] for form in forms), blocks * (BLOCK // GROUP)
+    cells = torch.zeros(2, count, num_cells, dtype=torch.int64, device=device)
     state = torch.empty(count, 2, dtype=torch.int64, device=device)
     tops = torch.empty(count, dtype=torch.float32, device=device)
-    highest = torch.empty(count, blocks, dtype=torch.float32, device=device)
-    options = {**_OPTIONS, **early_launch(device)}
-    for digit, form in enumerate(forms):
-        ends = {"FIRST": digit == 0, "LAST": digit == len(forms) - 1}
-        count_kernel[(count, blocks)](
-            logits,
-            logits.stride(0),
-            temperatures,
-            top_k,
-            top_p,
-            min_p,
-            highest,
-            counts,
-            state,
-            vocab_size,
-            cells,
-            **form,
-            FIRST=digit == 0,
-            BLOCK=BLOCK,
-            **options,
-        )
-        rank_kernel[(count,)](
-            temperatures,
-            top_k,
-            top_p,
-            min_p,
-            highest,
-            counts,
-            state,
-            tops,
-            found,
-            vocab_size,
-            blocks,
-            cells,
-            **form,
-            **ends,
-            TERMS=LOGARITHM_TERMS,
-            BLOCKS=next_power_of_2(blocks),
-            **options,
-        )
-    for digit, form in enumerate(forms):
-        ends = {"FIRST": digit == 0, "LAST": digit == len(forms) - 1}
-        weigh_kernel[(count, blocks)](
-            logits,
-            logits.stride(0),
-            temperatures,
-            top_p,
-            highest,
-            tops,
-            found,
-            masses,
-            state,
-            vocab_size,
-            cells,
-            **form,
-            FIRST=digit == 0,
-            BLOCK=BLOCK,
-            **options,
-        )
-        share_kernel[(count,)](temperatures, top_p, tops, masses, state, found, cells, **form, **ends, **options)
+    highest = torch.empty(count, groups, dtype=torch.float32, device=device)
+    columns = temperatures, top_k, top_p
+    options = {"num_warps": _WARPS, "enable_fp_fusion": False, **early_launch(device)}
+    highest_kernel[(count, blocks)](
+        logits, logits.stride(0), *columns, min_p, highest, vocab_size, BLOCK=BLOCK, GROUP=GROUP, **options
+    )
+    bound_kernel[(count,)](
+        *columns,
+        min_p,
+        highest,
+        tops,
+        found,
+        state,
+        vocab_size,
+        groups,
+        TERMS=LOGARITHM_TERMS,
+        GROUPS=next_power_of_2(groups),
+        **options,
+    )
+    for mass in (False, True):
+        sums = cells[int(mass)]
+        for digit, form in enumerate(forms):
+            fill_kernel[(count, blocks)](
+                logits,
+                logits.stride(0),
+                *columns,
+                highest,
+                tops,
+                found,
+                sums,
+                state,
+                vocab_size,
+                num_cells,
+                **form,
+                FIRST=digit == 0,
+                MASS=mass,
+                BLOCK=BLOCK,
+                GROUP=GROUP,
+                **options,
+            )
+            choose_kernel[(count,)](
+                *columns,
+                tops,
+                found,
+                sums,
+                state,
+                vocab_size,
+                num_cells,
+                **form,
+                FIRST=digit == 0,
+                LAST=digit == len(forms) - 1,
+                MASS=mass,
+                **options,
+            )
     return found
 
 
@@ -155,45 +148,41 @@ def _checked(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor,
 
 _TYPES = {
     **dict.fromkeys(("temperatures", "top_p", "min_p", "highest", "tops", "thresholds"), "*fp32"),
-    **dict.fromkeys(("top_k", "masses", "state"), "*i64"),
-    **dict.fromkeys(("stride", "vocab_size", "blocks", "cells"), "i32"),
-    "counts": "*i32",
+    **dict.fromkeys(("top_k", "cells", "state"), "*i64"),
+    **dict.fromkeys(("stride", "vocab_size", "groups", "num_cells"), "i32"),
 }
 
 
 def _specialisations(dtype: torch.dtype, name: str, *, early: bool = True) -> list[Specialisation]:
-    forms = _forms(dtype)
     found = []
-    for digit, form in enumerate(forms):
-        common = {**form, "FIRST": digit == 0, "EARLY": early}
-        last = {"LAST": digit == len(forms) - 1}
-        row = frozenset({"state", "cells"})
-        block = row | {"logits", "stride", "vocab_size", "highest"}
-        for step, kernel, constants, aligned in (
-            ("count", count_kernel, {**common, "BLOCK": BLOCK}, block | {"counts"}),
-            (
-                "rank",
-                rank_kernel,
-                {**common, **last, "TERMS": LOGARITHM_TERMS, "BLOCKS": 64},
-                row | {"highest", "counts", "tops", "thresholds", "vocab_size"},
-            ),
-            ("weigh", weigh_kernel, {**common, "BLOCK": BLOCK}, block | {"tops", "thresholds", "masses"}),
-            ("share", share_kernel, {**common, **last}, row | {"tops", "thresholds", "masses"}),
-        ):
-            found.append(
-                Specialisation(
-                    name=f"{step}-{name}-{digit}{'-early' if early else ''}",
-                    kernel=kernel,
-                    signature={**_TYPES, "logits": f"*{name}"},
-                    constants=constants,
-                    num_warps=_WARPS,
-                    num_stages=3,
-                    aligned=aligned,
-                    capabilities=(90, 100) if early else (80, 89),
-                    waits=early,
-                    options={"enable_fp_fusion": False},
-                )
+
+    def add(step: str, kernel: Any, aligned: set[str], constants: dict[str, Any]) -> None:
+        found.append(
+            Specialisation(
+                name=f"{step}-{name}{'-early' if early else ''}",
+                kernel=kernel,
+                signature={**_TYPES, "logits": f"*{name}"},
+                constants={**constants, "EARLY": early},
+                num_warps=_WARPS,
+                num_stages=3,
+                aligned=frozenset(aligned),
+                capabilities=(90, 100) if early else (80, 89),
+                waits=early,
+                options={"enable_fp_fusion": False},
             )
+        )
+
+    row, block = {"tops", "thresholds", "state", "vocab_size"}, {"logits", "stride", "highest", "vocab_size"}
+    tile = {"BLOCK": BLOCK, "GROUP": GROUP}
+    add("highest", highest_kernel, block, tile)
+    add("bound", bound_kernel, row | {"highest", "groups"}, {"TERMS": LOGARITHM_TERMS, "GROUPS": 2048})
+    forms = _forms(dtype)
+    for mass in (False, True):
+        for digit, form in enumerate(forms):
+            one, step = {**form, "FIRST": digit == 0, "MASS": mass}, f"{'mass' if mass else 'count'}-{digit}"
+            add(f"fill-{step}", fill_kernel, row | block | {"cells", "num_cells"}, {**one, **tile})
+            last = {"LAST": digit == len(forms) - 1}
+            add(f"choose-{step}", choose_kernel, row | {"cells", "num_cells"}, {**one, **last})
     return found
 
 
