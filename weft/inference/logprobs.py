@@ -40,7 +40,9 @@ class LogprobRows:
 
     def wants(self, plan: StepPlan) -> bool:
         """Whether any request of the plan wants any. Rows of requests that have ended may still be listed."""
-        return bool(plan.prompt_rows or (self._num_top and not self._num_top.keys().isdisjoint(plan.rows)))
+        if plan.prompt_rows or not self._num_top:
+            return bool(plan.prompt_rows)
+        return any(count and row in self._num_top for row, count in zip(plan.rows, plan.num_logit_rows, strict=True))
 
     def launch(
         self,
@@ -48,11 +50,14 @@ class LogprobRows:
         sampled: Int[Tensor, "R"],
         *,
         logits_of: LogitsOf,
-        prompt_logits_of: LogitsOf,
+        prompt_logits_of: LogitsOf | None = None,
+        row_each: bool = False,
     ) -> Callable[[], StepLogprobs]:
         """Start scoring what the plan's requests want; what is returned reads it once the step is known to be done.
 
-        sampled, logits_of: a row for each logit row of the plan.   prompt_logits_of: logits of some of its new tokens.
+        sampled, logits_of: a row for each logit row of the plan.
+        prompt_logits_of: logits of some of its new tokens, if any are to be scored.
+        row_each: there is a row for each request of the plan instead, wanted or not, and perhaps more for padding.
         """
         rows: list[int] = []
         num_top: list[int] = []
@@ -60,12 +65,16 @@ class LogprobRows:
         ends = accumulate(plan.num_logit_rows)
         for column, (row, count, end) in enumerate(zip(plan.rows, plan.num_logit_rows, ends, strict=True)):
             if row in self._num_top and count:
-                rows += range(end - count, end)
+                first = column if row_each else end - count
+                rows += range(first, first + count)
                 num_top += [self._num_top[row]] * count
                 owners.append((column, count))
         chosen = self._tensor(rows)
         read_sampled = launch(logits_of, chosen, sampled[chosen], num_top)
-        read_prompt = self._launch_prompts(plan, prompt_logits_of)
+        read_prompt: Read = list
+        if plan.prompt_rows:
+            assert prompt_logits_of is not None, "a prompt's logprobs are wanted"
+            read_prompt = self._launch_prompts(plan, prompt_logits_of)
 
         def read() -> StepLogprobs:
             scores = iter(read_sampled())

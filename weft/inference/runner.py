@@ -157,7 +157,7 @@ class ModelRunner:
             self._processing.apply(plan)
             if plan.block_copies:
                 self._cache.copy_blocks(plan.block_copies)
-            if self._program is not None and self._program.accepts(plan) and not self._logprobs.wants(plan):
+            if self._program is not None and self._program.accepts(plan):
                 return self._run_program(self._program, plan)
             return self._run_plain(plan)
 
@@ -181,8 +181,16 @@ class ModelRunner:
         if before is None:
             before = int(self._state.num_steps.item())
         logits = self._graphs.replay(size) if self._graphs is not None and captured else program.run(size)
+        processed, read_logprobs = logits, None
+        wants_logprobs = self._logprobs.wants(plan)
         if self._processing.concerns(plan):  # what a graph cannot hold; the tokens that it sampled are overwritten
-            program.sample_again(size, self._processing(plan, logits, program.lengths(size), row_each=True))
+            processed = self._processing(plan, logits, program.lengths(size), row_each=True)
+            sampled = program.sample_again(size, processed)
+        elif wants_logprobs:  # the same tokens, where they can be reached
+            sampled = program.sample_again(size, logits)
+        if wants_logprobs:
+            scored = self._scored(logits, processed, program.sampling(size))
+            read_logprobs = self._logprobs.launch(plan, sampled, logits_of=scored, row_each=True)
         self.num_steps["graph" if captured else "launched"] += 1
         step, wait = before + 1, self._mark()
         self._num_program_steps = step
@@ -193,10 +201,10 @@ class ModelRunner:
             latest = self._num_program_steps or step + LOG_ENTRIES
             assert latest - step < LOG_ENTRIES, "the tokens of this step may have been overwritten unread"
             wait()
-            sampled: list[int] = program.token_log[step % LOG_ENTRIES, :num_requests].tolist()
-            return sampled if len(kept) == num_requests else [sampled[place] for place in kept]
+            tokens: list[int] = program.token_log[step % LOG_ENTRIES, :num_requests].tolist()
+            return tokens if len(kept) == num_requests else [tokens[place] for place in kept]
 
-        return StepHandle(plan, read)
+        return StepHandle(plan, read, read_logprobs)
 
     def _mark(self) -> Callable[[], None]:
         """A function that waits until the device has done what it was given so far."""

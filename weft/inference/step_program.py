@@ -66,8 +66,8 @@ class StepProgram:
 
     @staticmethod
     def accepts(plan: StepPlan) -> bool:
-        """Whether the plan is one that the program can run: at most one logit row a request."""
-        return max(plan.num_logit_rows) <= 1
+        """Whether the plan is one that the program can run: at most one logit row a request, and none of prompts."""
+        return max(plan.num_logit_rows) <= 1 and not plan.prompt_rows
 
     def set_inputs(self, plan: StepPlan, size: StepSize) -> None:
         """Say who takes part. Copies nothing that is there already."""
@@ -115,10 +115,14 @@ class StepProgram:
     def sample_again(self, size: StepSize, logits: Float[Tensor, "R V"]) -> Int[Tensor, "R"]:
         """Sample the step that was run last from other logits; the tokens take the place of those sampled before."""
         rows, lengths = self._rows[: size.num_requests], self.lengths(size)
-        sampling = self._state.sampling(rows, lengths, any_noise=True, truncates=size.truncates)
-        sampled = self._sampler(logits, sampling)
+        sampled = self._sampler(logits, self.sampling(size))
         commit_step(self._state.tensors, rows, lengths, sampled, self._kept(size), self.token_log)
         return sampled
+
+    def sampling(self, size: StepSize) -> SamplingRows:
+        """What the step that was run last sampled by."""
+        rows = self._rows[: size.num_requests]
+        return self._state.sampling(rows, self.lengths(size), any_noise=True, truncates=size.truncates)
 
     def _kept(self, size: StepSize) -> Bool[Tensor, "B"]:
         """Whose sampled token is one."""

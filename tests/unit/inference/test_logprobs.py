@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.inference import logprobs as real
+from weft.inference.plan import Admission, PromptRows, StepPlan
+from weft.inference.sampling_params import SamplingParams
 from weft.inference.token_logprobs import TokenLogprobs
 
 V = 131
@@ -150,7 +152,61 @@ class Largest(TorchDispatchMode):
         return result
 
 
+def each_request_is_told_of_its_own_rows(module: Any) -> None:
+    """A chunk without logits lies between; of the requests with logits one wants none."""
+    rows = module.LogprobRows(torch.device("cpu"))
+    asked = {4: None, 0: 1, 2: 2, 3: 0}
+    admissions = tuple(
+        Admission(row, (5, 6), 0, SamplingParams(logprobs=count), 0, num_prompt_tokens=2)
+        for row, count in asked.items()
+    )
+    prompt_rows = (PromptRows(2, 1, (7, 8), 1), PromptRows(0, 0, (9,), 0))
+    plan = StepPlan(
+        request_ids=("a", "b", "c", "d"),
+        rows=(0, 2, 3, 4),
+        num_new_tokens=(2, 3, 4, 1),
+        num_logit_rows=(1, 0, 1, 1),
+        admissions=admissions,
+        prompt_rows=prompt_rows,
+    )
+    rows.apply(plan)
+    assert rows.wants(plan)
+    for row_each, places in ((False, {0: 0, 2: 1}), (True, {0: 0, 2: 2})):
+        logits, prompts = made(6), made(10, seed=1)
+        sampled = torch.arange(20, 26)
+        found = rows.launch(
+            plan,
+            sampled,
+            logits_of=lambda some, logits=logits: logits[some],
+            prompt_logits_of=lambda some, prompts=prompts: prompts[some],
+            row_each=row_each,
+        )()
+        assert found.sampled.keys() == places.keys()
+        for column, place in places.items():
+            assert_same(found.sampled[column], [by_hand(logits[place], 20 + place, asked[plan.rows[column]])])
+        assert_same(found.prompt[0], [by_hand(prompts[6], 7, 1), by_hand(prompts[7], 8, 1)])
+        assert_same(found.prompt[1], [by_hand(prompts[0], 9, 0)])
+
+
+def nothing_is_launched_for_whoever_wants_nothing(module: Any) -> None:
+    rows = module.LogprobRows(torch.device("cpu"))
+    options: Any = {"request_ids": ("a",), "rows": (1,), "num_new_tokens": (2,)}
+    took = tuple(Admission(1, (5, 6), 0, SamplingParams(logprobs=count), 0, num_prompt_tokens=2) for count in (1, None))
+    for admissions, num_logit_rows, wanted in (
+        ((), 1, False),
+        (took[:1], 0, False),  # a chunk that stops short
+        ((), 1, True),
+        (took[1:], 1, False),  # somebody else has the row
+    ):
+        plan = StepPlan(num_logit_rows=(num_logit_rows,), admissions=admissions, **options)
+        rows.apply(plan)
+        assert rows.wants(plan) is wanted
+    assert rows.wants(StepPlan(num_logit_rows=(0,), prompt_rows=(PromptRows(0, 0, (3,), 1),), **options))
+
+
 LAWS = [
+    each_request_is_told_of_its_own_rows,
+    nothing_is_launched_for_whoever_wants_nothing,
     scores_are_those_of_float64,
     equal_logits_are_no_better_and_the_smaller_id_comes_first,
     what_is_ruled_out_has_no_probability,
@@ -161,6 +217,36 @@ LAWS = [
 ]
 
 FAULTS = [
+    (
+        "there is a row for each request, and only those with logits are counted",
+        each_request_is_told_of_its_own_rows,
+        "first = column if row_each else end - count",
+        "first = end - count",
+    ),
+    (
+        "there is a row for each with logits, and all requests are counted",
+        each_request_is_told_of_its_own_rows,
+        "first = column if row_each else end - count",
+        "first = column",
+    ),
+    (
+        "prompts begin where the step does",
+        each_request_is_told_of_its_own_rows,
+        "starts[part.column] + part.first",
+        "part.first",
+    ),
+    (
+        "a chunk that stops short is scored",
+        nothing_is_launched_for_whoever_wants_nothing,
+        "any(count and row in self._num_top",
+        "any(row in self._num_top",
+    ),
+    (
+        "who had the row before still counts",
+        nothing_is_launched_for_whoever_wants_nothing,
+        "self._num_top.pop(admission.row, None)",
+        "pass",
+    ),
     ("ranks begin at 0", scores_are_those_of_float64, "dtype=torch.int32) + 1", "dtype=torch.int32)"),
     (
         "a rank counts equals",
