@@ -96,7 +96,7 @@ class _OfWindow:
 
     The window begins at a token that shows text, so that a decoder which drops the space of a first word drops none of
     what comes after. A run of bytes shows together or not at all (a decoder may make all of it replacement characters
-    because of its last byte), so it is held back until a token ends it, and is never cut.
+    because of its last byte), so it is held back until a token ends it, and is not cut while it may go on.
     """
 
     def __init__(
@@ -166,8 +166,6 @@ class _OfWindow:
             self._shown = len(text) - self._num_held(text)
 
     def _is_context(self, token_ids: list[int]) -> bool:
-        if self._knows_bytes and self._pieces.fallback_byte(token_ids[0]):
-            return False
         return (self._knows_bytes or len(token_ids) >= _CONTEXT) and bool(self._decode(token_ids))
 
     def _shorten(self, num_held: int) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.test_llm import save_text_model
 from weft.benchmark.measure import Answer, Outcome
 from weft.benchmark.workload import Workload
 from weft.testing.tiny import save_tiny_model
@@ -15,6 +16,12 @@ from weft.testing.tiny import save_tiny_model
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Its first tokens include its EOS, which no benchmark may stop at."""
     return str(save_tiny_model(tmp_path_factory.mktemp("bench"), "llama", eos_token_id=list(range(40))))
+
+
+@pytest.fixture(scope="session")
+def text_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """With a tokenizer."""
+    return str(save_text_model(tmp_path_factory.mktemp("bench_text"), bos=False))
 
 
 @dataclass

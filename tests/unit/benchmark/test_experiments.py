@@ -41,6 +41,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "slow_requests": 2,
     },
     "plan": {"shape": "llama-tiny", "max_num_seqs": 128},
+    "text": {"tokens": 40, "repetitions": 2},
     "scheduler": {"pools": "64,256", "running": 8, "waiting": 32, "steps": 5, "lookup_tokens": 64, "block_size": 4},
 }
 
@@ -139,6 +140,13 @@ def test_scheduler_measures_each_pool_and_the_lookup() -> None:
     assert sum(row.target is not None for row in rows) == 2, "the step of 256 running is a target, this one is not"
 
 
+def test_text_measures_each_way_whole_and_streamed(text_model: str) -> None:
+    rows = run("text", model=text_model)
+    assert [row.metric for row in rows] == 2 * [*["a token", "last quarter over first"] * 3, "a token"]
+    assert all(row.value > 0 and row.target is not None and row.repetitions == 2 for row in rows)
+    assert len({row.case for row in rows}) == 8
+
+
 def test_a_shape_gives_every_system_the_same_weights() -> None:
     config = {
         "model_type": "llama",
@@ -186,6 +194,7 @@ def test_a_shape_runs_offline(monkeypatch: pytest.MonkeyPatch) -> None:
         ("memory", {"repetitions": 0}, "repetitions"),
         ("scheduler", {"pools": "8,x"}, "pools"),
         ("scheduler", {"pools": "8"}, "does not hold"),
+        ("text", {"tokens": 0}, "tokens"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(name: str, options: dict[str, Any], said: str) -> None:
@@ -207,10 +216,16 @@ def test_bars_close_when_they_are_full(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_the_command_prints_a_table_and_appends_rows(
-    name: str, tiny_model: str, json_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    tiny_model: str,
+    text_model: str,
+    json_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("weft.benchmark.provenance.calibrate", lambda device: {"copy_gb_per_s": 1.0})
-    model = {} if name in ("ladder", "plan", "scheduler", "steps") else {"model": tiny_model}
+    unnamed = ("ladder", "plan", "scheduler", "steps")
+    model = {} if name in unnamed else {"model": text_model if name == "text" else tiny_model}
     given = SMALL[name] | model | ({"systems": "weft"} if name == "offline" else {})
     arguments = [part for key, value in given.items() for part in (f"--{key.replace('_', '-')}", str(value))]
     assert main(["bench", name, *arguments, "--json", str(json_file)]) == 0
