@@ -132,16 +132,7 @@ class TextEngine:
                 f"stop={params.stop!r} is looked for in the text, and skip_tokenizer_init=True leaves none",
                 hint="stop_token_ids stop without a text",
             )
-        return replace(
-            params,
-            n=1,
-            stop=(),
-            include_stop_str_in_output=False,
-            detokenize=True,
-            skip_special_tokens=True,
-            spaces_between_special_tokens=True,
-            bad_words=self._words(params.bad_words),
-        )
+        return replace(params, n=1, stop=(), bad_words=self._words(params.bad_words))
 
     def _words(self, words: Sequence[str | Sequence[int]]) -> list[Sequence[int]]:
         """Every word as token ids, with a space before it and without, since it may stand in mid-text or begin one.

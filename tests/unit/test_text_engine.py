@@ -134,20 +134,13 @@ def test_a_stop_string_ends_tokens_and_text_streamed_or_whole(llm: LLM, include:
     assert parts[-1].outputs[0].stop_reason == stop
 
 
-def test_min_tokens_gates_a_stop_string(llm: LLM, added: list[tuple[str, SamplingParams]]) -> None:
+def test_min_tokens_gates_a_stop_string(llm: LLM) -> None:
     (free,) = run(llm, PROMPT, FREE)
     stop = stop_in(free.outputs[0].text or "")
     count = len(run(llm, PROMPT, replace(FREE, stop=stop))[0].outputs[0].token_ids)
-    text = TextEngine(llm.engine, llm.tokenizer)
     for least, reason in ((count - 1, "stop"), (count, "length")):
-        params = replace(FREE, stop=stop, min_tokens=least)
-        text._processor.add("gated", None, PROMPT, params)
-        llm.engine.add_request("gated", PROMPT, FREE)  # min_tokens of stop strings is not the engine's
-        outputs: list[RequestOutput] = []
-        while text.has_unfinished_requests():
-            outputs += text.step()
-        llm.engine.step()
-        assert outputs[0].outputs[0].finish_reason == reason
+        (output,) = run(llm, PROMPT, replace(FREE, stop=stop, min_tokens=least))
+        assert output.outputs[0].finish_reason == reason
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 4])
@@ -180,7 +173,48 @@ def test_the_engine_is_asked_for_tokens_only(llm: LLM, monkeypatch: pytest.Monke
     text.add_request("r", None, PROMPT, params)
     assert llm.tokenizer is not None
     words = [llm.tokenizer.encode(word, add_special_tokens=False) for word in ("row", " row")]
-    assert asked == [replace(WARM, bad_words=[*words, [7, 8]])]
+    assert asked == [replace(params, n=1, stop=(), bad_words=[*words, [7, 8]])]
+
+
+def test_an_engine_without_text_refuses_what_is_about_text_or_several_answers(llm: LLM) -> None:
+    for params in (replace(WARM, n=2), replace(WARM, stop="x")):
+        with pytest.raises(SamplingParamsError, match="knows no text") as caught:
+            llm.engine.add_request("direct", PROMPT, params)
+        assert caught.value.hint == "LLM and TextEngine take it"
+
+
+def test_bad_words_do_not_occur_in_mid_text_or_at_its_beginning(llm: LLM) -> None:
+    (free,) = run(llm, PROMPT, FREE)
+    token = free.outputs[0].token_ids[0]
+    assert llm.tokenizer is not None
+    word = next(text for text in map(llm.tokenizer.token_text, free.outputs[0].token_ids) if text.isascii())
+    (output,) = run(llm, PROMPT, replace(FREE, bad_words=[word, [token]]))
+    banned = {tuple(llm.tokenizer.encode(spelled, add_special_tokens=False)) for spelled in (word, f" {word}")}
+    said = output.outputs[0].token_ids
+    assert token not in said
+    for words in banned:
+        assert not any(tuple(said[place : place + len(words)]) == words for place in range(len(said)))
+
+
+def test_logprobs_and_prompt_logprobs_come_with_what_their_tokens_show(llm: LLM) -> None:
+    params = replace(WARM, n=2, logprobs=2, prompt_logprobs=1)
+    (output,) = run(llm, PROMPT, params)
+    assert llm.tokenizer is not None
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    for token, place in zip(PROMPT[1:], output.prompt_logprobs[1:], strict=True):
+        assert place is not None
+        assert next(iter(place)) == token
+    for answer in output.outputs:
+        assert answer.logprobs is not None
+        for token, place in zip(answer.token_ids, answer.logprobs, strict=True):
+            assert next(iter(place)) == token
+            assert place[token].decoded_token == llm.tokenizer.token_text(token)
+            assert len(place) in (2, 3)
+        assert answer.cumulative_logprob == pytest.approx(
+            sum(place[token].logprob for token, place in zip(answer.token_ids, answer.logprobs, strict=True)),
+            rel=1e-12,  # the same sum in float64, in the same order but for a first 0.0
+        )
 
 
 @pytest.mark.parametrize(

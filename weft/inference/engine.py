@@ -35,15 +35,6 @@ from weft.models.checkpoint.interface import Checkpoint
 
 logger = logging.getLogger("weft")
 
-# Refused at any value but the default until they are honoured: nothing is dropped in silence.
-_NOT_HONOURED = frozenset(
-    {
-        *("n", "stop", "include_stop_str_in_output"),
-        *("detokenize", "skip_special_tokens", "spaces_between_special_tokens"),
-    }
-)
-_DEFAULTS = SamplingParams()
-
 MAX_PRIORITY = 2**53  # whole numbers up to here are exact in a float, in which policies reckon
 
 
@@ -205,10 +196,12 @@ class Engine:
 
     def _check_params(self, params: SamplingParams, *, num_new_tokens: int) -> None:
         """What params cannot know by themselves: the vocabulary, how many new tokens there will be at most."""
-        for name in sorted(_NOT_HONOURED):
-            value = getattr(params, name)
-            if value != getattr(_DEFAULTS, name):
-                raise SamplingParamsError(f"{name}={value!r} is a setting that this engine does not have yet")
+        if params.n != 1 or params.stop:  # what is only about showing the text has nothing to show here
+            name, value = ("n", params.n) if params.n != 1 else ("stop", params.stop)
+            raise SamplingParamsError(
+                f"{name}={value!r}: the engine gives the tokens of one answer, and knows no text",
+                hint="LLM and TextEngine take it",
+            )
         token_ids_by_name: list[tuple[str, Iterable[int]]] = [
             ("stop_token_ids", params.stop_token_ids),
             ("allowed_token_ids", params.allowed_token_ids or ()),
