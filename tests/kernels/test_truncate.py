@@ -106,6 +106,17 @@ def test_so_many_of_the_smallest_mass_that_the_cut_lies_among_them(device: torch
     assert check(logits, given, device) < 0
 
 
+@pytest.mark.parametrize("top_k", [1, 40, 2000])
+def test_both_zeros_are_one_number(top_k: int, device: torch.device) -> None:
+    """The highest of a group may be either, so none may be taken for lower than the other."""
+    count = 48
+    logits = torch.where(torch.rand(count, BLOCK + 60) < torch.rand(count, 1), 0.0, -0.0)
+    ranks = torch.full((count,), top_k)
+    for top_p in (1.0, 0.4):
+        found = check(logits, (torch.ones(count), ranks, torch.full((count,), top_p), torch.zeros(count)), device)
+        assert (found == 0).all()
+
+
 def test_a_row_is_cut_alike_in_any_batch_and_any_memory(device: torch.device) -> None:
     """Alone, in another order, between NaN, and in rows that lie apart."""
     count, vocab_size = 12, BLOCK + 77

@@ -13,8 +13,8 @@ from weft.kernels._jit import jit, tl
 
 @jit
 def _key(value):
-    """32 bits in the order of float32 numbers. Of two zeros, either is the threshold that the other is."""
-    bits = value.to(tl.uint32, bitcast=True)
+    """32 bits in the order of float32 numbers; both zeros, of which a maximum may be either, have the same."""
+    bits = tl.where(value == 0.0, 0.0, value).to(tl.uint32, bitcast=True)
     return tl.where((bits >> 31) != 0, ~bits, bits | 0x80000000)
 
 
