@@ -234,10 +234,10 @@ def _truncate(count: int, top_k: int) -> Operation:
 
 
 def _sorted_cut(logits: Tensor, top_k: int) -> Tensor:
-    """The same threshold by a sort of the row."""
+    """The same threshold by a sort of the row; what is as likely as the k-th is left, as in weft."""
     values = (logits if logits.dtype == torch.float64 else logits.float()).sort(dim=-1, descending=True).values
-    ranks = torch.arange(values.shape[1], device=values.device)
-    left = values.masked_fill(ranks >= top_k, -torch.inf) if top_k else values
+    least = min(top_k or values.shape[1], values.shape[1]) - 1
+    left = values.masked_fill(values < values[:, least, None], -torch.inf)
     reached = left.softmax(dim=-1).cumsum(dim=-1) >= _TOP_P
     return values.gather(1, reached.int().argmax(dim=-1, keepdim=True))[:, 0]
 
