@@ -1,6 +1,7 @@
 """What a steady decode step costs in calls, counted: launches, copies and waits are numbers that noise does not move.
 
-Snapshots at tolerance 0: a change is a decision, taken with `--snapshot-update` on a GPU.
+Snapshots at tolerance 0: a change is a decision, taken with `--snapshot-update` on a GPU. Tests fill unset memory with
+NaN, which counts: a tensor that a step makes for itself is a kernel here and none in a server.
 """
 
 from collections import Counter
