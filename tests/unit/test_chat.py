@@ -168,6 +168,28 @@ def test_a_prefilled_answer_is_gone_on_with(llm: LLM) -> None:
     assert variable.prompt == "calm"
 
 
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ("hello", "a list of messages, got 'hello'"),
+        (["hello"], "a list of messages, got 'hello'"),
+        ([], "at least one message"),
+        ([[]], "at least one message"),
+        (5, "a list of messages, got 5"),
+        (None, "a list of messages, got None"),
+        ([USER, [USER]], r"messages\[1\] must be a mapping"),
+        ([{"role": "user", "content": "\ud800"}], "is no Unicode"),
+    ],
+)
+def test_what_chat_is_given_is_checked(llm: LLM, messages: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        llm.chat(messages, GREEDY)
+    with pytest.raises(RequestError):
+        llm.stream_chat(messages, GREEDY)  # one conversation, so that a list of several is wrong in its own way
+    assert not llm.engine.has_unfinished_requests()
+
+
 def test_bad_conversations_are_named_by_place_and_none_is_served(llm: LLM, tmp_path: Path) -> None:
     good = [USER]
     with pytest.raises(RequestError, match=r"^prompts\[1\]: messages\[0\] has no content"):
