@@ -164,6 +164,12 @@ class OutputProcessor:
         self._requests: dict[str, _Request] = {}
         self._request_of: dict[str, _Request] = {}  # by the engine's ids, of answers that have not ended
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
     @property
     def open_requests(self) -> list[str]:
         return list(self._requests)

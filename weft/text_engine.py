@@ -41,7 +41,7 @@ class TextEngine:
         return self._processor.open_requests
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self._processor.open_requests)
+        return len(self._processor) > 0
 
     def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         """Raise the typed error that `add_request` would raise, and change nothing."""
@@ -61,7 +61,7 @@ class TextEngine:
         prompt: its text, if it has one, for the outputs.   streams: an output at every step, or one at the end.
         Raises: RequestError and its kinds; the engine is then as it was.
         """
-        if request_id in self._processor.open_requests:
+        if request_id in self._processor:
             raise DuplicateRequestError(f"request_id={request_id!r} is still in use")
         first, *following = self._answers(request_id, prompt_token_ids, params)
         engine_ids = [first.engine_id, *(answer.engine_id for answer in following)]

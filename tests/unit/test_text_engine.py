@@ -10,6 +10,7 @@ import pytest
 from tests.unit.test_llm import save_text_model
 from weft import LLM, RequestOutput, SamplingParams
 from weft.errors import DuplicateRequestError, SamplingParamsError
+from weft.output_processor import OutputProcessor
 from weft.text_engine import TextEngine
 
 FREE = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -161,6 +162,19 @@ def test_an_abort_ends_all_answers_wherever_they_are(llm: LLM, steps: int) -> No
     llm.engine.step()
     assert [output.request_id for output in outputs] == ["other"]
     assert outputs[0].outputs[0].token_ids == run(llm, PROMPT, FREE)[0].outputs[0].token_ids
+
+
+def test_many_requests_cost_no_more_each_than_few(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted: nobody walks through those who are there already."""
+    monkeypatch.setattr(llm.engine, "add_request", lambda *request: None)
+    monkeypatch.setattr(llm.engine, "step", list)
+    text, walks = TextEngine(llm.engine, llm.tokenizer), []
+    monkeypatch.setattr(OutputProcessor, "open_requests", property(walks.append))
+    for place in range(50):
+        text.add_request(str(place), None, PROMPT, FREE)
+        text.step()
+        assert text.has_unfinished_requests()
+    assert walks == []
 
 
 def test_the_engine_is_asked_for_tokens_only(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
