@@ -7,6 +7,7 @@ on how much of it there is, so that its last tokens are measured beside its firs
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from weft import __version__
 from weft.benchmark.experiments import Experiment
@@ -17,10 +18,10 @@ from weft.config import positive
 from weft.inference.sampling_params import SamplingParams
 from weft.inference.step_output import StepOutput
 from weft.inference.token_logprobs import TokenLogprobs
-from weft.models.checkpoint.source import open_checkpoint
-from weft.output_processor import OutputProcessor
 from weft.testing.prompts import STANDING_PROMPTS
-from weft.tokenizer.hub import HubTokenizer
+
+if TYPE_CHECKING:
+    from weft.tokenizer.hub import HubTokenizer
 
 _TARGET = Target(relation="<", value=20.0)  # microseconds a token
 _FLAT = Target(relation="<=", value=1.5)
@@ -50,6 +51,9 @@ class TextOptions:
 
 
 def run(options: TextOptions, progress: Progress) -> list[Row]:
+    from weft.models.checkpoint.source import open_checkpoint
+    from weft.tokenizer.hub import HubTokenizer
+
     location = open_checkpoint(options.model).tokenizer
     tokenizer = HubTokenizer(location.folder, location.gguf_file)
     row = Row(
@@ -79,14 +83,16 @@ def run(options: TextOptions, progress: Progress) -> list[Row]:
     return rows
 
 
-def _tokens(tokenizer: HubTokenizer, count: int) -> list[int]:
+def _tokens(tokenizer: "HubTokenizer", count: int) -> list[int]:
     texts = [prompt.content for prompt in STANDING_PROMPTS if isinstance(prompt.content, str)]
     once = [token for text in texts for token in tokenizer.encode(text, add_special_tokens=False)]
     return (once * (count // len(once) + 1))[:count]
 
 
-def _answer(tokenizer: HubTokenizer, tokens: Sequence[int], params: SamplingParams, *, streams: bool) -> list[float]:
+def _answer(tokenizer: "HubTokenizer", tokens: Sequence[int], params: SamplingParams, *, streams: bool) -> list[float]:
     """Seconds of each token's step."""
+    from weft.output_processor import OutputProcessor
+
     processor = OutputProcessor(tokenizer, _ended)
     processor.add("answer", None, list(tokens[:64]), params, streams=streams)
     top = tuple((token, -1.0 - place) for place, token in enumerate(tokens[: params.logprobs or 0]))
