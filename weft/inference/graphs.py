@@ -20,7 +20,7 @@ class StepGraphs:
 
     def __init__(self, program: StepProgram, sizes: Iterable[StepSize], *, show_progress: bool = False) -> None:
         """Capture all of them, the largest first, so that the smaller ones fit into its memory."""
-        self._graphs: dict[StepSize, tuple[torch.cuda.CUDAGraph, _Memory]] = {}
+        self._graphs: dict[StepSize, tuple[torch.cuda.CUDAGraph, Float[Tensor, "R V"]]] = {}
         pool = torch.cuda.graph_pool_handle()
         ordered = sorted(sizes, reverse=True)
         for size in tqdm(ordered, desc="Capturing", unit="graph", disable=not show_progress, leave=False):
@@ -29,7 +29,7 @@ class StepGraphs:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
                 logits = program.run(size)
-            self._graphs[size] = graph, _Memory(logits)
+            self._graphs[size] = graph, _window(logits)
             del logits
 
     def __contains__(self, size: StepSize) -> bool:
@@ -39,15 +39,14 @@ class StepGraphs:
         """Run the step; the logits that it leaves, which the next replay of any size overwrites."""
         graph, logits = self._graphs[size]
         graph.replay()
-        return logits.as_tensor()
+        return logits
 
 
 class _Memory:
-    """Where a tensor lay, and how; keeps nothing of it."""
+    """The bytes of a tensor, which they do not keep."""
 
     def __init__(self, tensor: Tensor) -> None:
-        assert tensor.is_contiguous()
-        self._shape, self._dtype, self._device = tensor.shape, tensor.dtype, tensor.device
+        assert tensor.is_contiguous(), "its bytes are not all of one piece"
         self.__cuda_array_interface__ = {
             "shape": (tensor.numel() * tensor.element_size(),),
             "typestr": "|u1",
@@ -55,5 +54,7 @@ class _Memory:
             "version": 2,
         }
 
-    def as_tensor(self) -> Tensor:
-        return torch.as_tensor(self, device=self._device).view(self._dtype).view(self._shape)
+
+def _window(tensor: Tensor) -> Tensor:
+    """A tensor over the same memory that does not keep it."""
+    return torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)

@@ -52,9 +52,15 @@ class Processing:
         )
 
     def __call__(
-        self, plan: StepPlan, logits: Float[Tensor, "R V"], lengths: Int[Tensor, "R"], *, row_each: bool
+        self,
+        plan: StepPlan,
+        logits: Float[Tensor, "R V"],
+        lengths: Int[Tensor, "R"],
+        *,
+        row_each: bool,
+        in_place: bool = False,
     ) -> Float[Tensor, "R V"]:
-        """A float32 copy of the logits, processed.
+        """The logits in float32, processed: a copy, unless they may be processed `in_place`.
 
         lengths: how many tokens come before the one that a row samples.
         row_each: whether there is a row for each request of the plan, wanted or not, and perhaps more for padding.
@@ -63,9 +69,10 @@ class Processing:
         if self._joined is None or self._joined[0] != made_for:
             rows = list(self._rows(plan, row_each=row_each))
             self._joined = made_for, StepProcessing(rows, logits.shape[1], logits.device)
-        longest = max(self._running[row].num_tokens for row in plan.rows if row in self._running)
-        processed = torch.empty(logits.shape, dtype=torch.float32, device=logits.device).copy_(logits)
-        self._joined[1](processed, TokensSoFar(self._state.token_ids, lengths, longest))
+        counts = [self._running[row].num_tokens for row in plan.rows if row in self._running]
+        is_even = min(counts) == max(counts) and max(plan.num_logit_rows) == 1
+        processed = logits.to(torch.float32, copy=not in_place, memory_format=torch.contiguous_format)
+        self._joined[1](processed, TokensSoFar(self._state.token_ids, lengths, max(counts), is_even))
         return processed
 
     def _rows(self, plan: StepPlan, *, row_each: bool) -> Iterator[ProcessedRow]:

@@ -54,36 +54,37 @@ def add_bias(logits: Float[Tensor, "R V"], places: Int[Tensor, "N"], biases: Flo
     flat[places] = flat[places] + biases
 
 
-def penalise(
-    logits: Float[Tensor, "R V"],
-    rows: Int[Tensor, "P"],
-    token_ids: Int[Tensor, "P L"],
-    lengths: Int[Tensor, "P"],
-    prompt_lengths: Int[Tensor, "P"],
-    *,
-    repetition: Float[Tensor, "P"] | None,
-    frequency: Float[Tensor, "P"] | None,
-    presence: Float[Tensor, "P"] | None,
+def penalise_repetition(
+    logits: Float[Tensor, "R V"], places: Int[Tensor, "P L"], penalties: Float[Tensor, "P 1"]
 ) -> None:
-    """Make tokens that have occurred less likely, or more: None is no penalty of the kind in any row.
+    """Divide positive logits, and multiply others, of tokens that are there: once, however often they are.
 
-    repetition: what a positive logit is divided by, and any other multiplied, if its token is in prompt or output.
-    frequency, presence: what is taken from a logit for each occurrence of its token in the output, and for any.
-    token_ids: of each of these rows, `lengths` of them, one at least; the first `prompt_lengths` are the prompt.
+    places: of the tokens so far, a row for each row of logits that is penalised.
     """
-    index = torch.arange(token_ids.shape[1], device=logits.device)
-    # What is beyond a row's tokens counts as its first one, which is there already: equal places get equal values.
-    token_ids = torch.where(index < lengths[:, None], token_ids, token_ids[:, :1])
-    flat, places = logits.view(-1), token_ids + rows[:, None] * logits.shape[1]
-    values = flat[places]
-    if repetition is not None:
-        values = torch.where(values > 0, values / repetition[:, None], values * repetition[:, None])
-    if frequency is not None or presence is not None:
-        is_output = (index >= prompt_lengths[:, None]) & (index < lengths[:, None])
-        counts = torch.zeros(len(rows), logits.shape[1], dtype=logits.dtype, device=logits.device)
-        counts = counts.scatter_add_(1, token_ids, is_output.to(logits.dtype)).gather(1, token_ids)
-        if frequency is not None:
-            values = values - frequency[:, None] * counts
-        if presence is not None:
-            values = values - presence[:, None] * (counts > 0)
-    flat[places] = values
+    flat, at = logits.view(-1), places.view(-1)
+    values = flat.gather(0, at).view_as(places)
+    values = torch.where(values > 0, values / penalties, values * penalties)
+    flat.scatter_(0, at, values.view(-1))  # equal places have equal values: it does not matter which comes last
+
+
+def penalise_count(
+    logits: Float[Tensor, "R V"],
+    places: Int[Tensor, "P L"],
+    counted: Float[Tensor, "P L"],
+    frequency: Float[Tensor, "P 1"] | None,
+    presence: Float[Tensor, "P 1"] | None,
+    zeros: Float[Tensor, "_ V"],
+) -> None:
+    """Take from logits `frequency` for each time that their token is there, and `presence` for any; None is neither.
+
+    counted: 1 for a token that counts, 0 for one that does not.   zeros: to count in; zeros again afterwards.
+    """
+    flat, sums, at = logits.view(-1), zeros.view(-1), places.view(-1)
+    counts = sums.scatter_add_(0, at, counted.view(-1)).gather(0, at).view_as(places)
+    sums.scatter_(0, at, 0.0)
+    values = flat.gather(0, at).view_as(places)
+    if frequency is not None:
+        values = values - frequency * counts
+    if presence is not None:
+        values = values - presence * (counts > 0)
+    flat.scatter_(0, at, values.view(-1))  # equal places have equal values here too

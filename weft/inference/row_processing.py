@@ -23,7 +23,6 @@ class RowProcessing:
     words: tuple[tuple[int, tuple[int, ...]], ...]
     held_back: Int[Tensor, "H"]
     least_length: int
-    is_penalised: bool
     biased: Int[Tensor, "N"]
     biases: Float[Tensor, "N"]
     repetition: float
@@ -49,7 +48,6 @@ class RowProcessing:
             allowed=None if params.allowed_token_ids is None else torch.tensor(sorted(set(params.allowed_token_ids))),
             words=tuple((word[-1], tuple(word[:-1])) for word in words),
             held_back=torch.tensor(held_back, dtype=torch.int64),
-            is_penalised=is_penalised,
             least_length=admission.num_prompt_tokens + params.min_tokens,
             biased=torch.tensor(list(biases), dtype=torch.int64),
             biases=torch.tensor(list(biases.values()), dtype=torch.float32),

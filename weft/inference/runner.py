@@ -223,7 +223,8 @@ class ModelRunner:
             self._observe(plan, logits.float())
         processed = logits
         if self._processing.concerns(plan):
-            processed = self._processing(plan, logits, batch.sampling.positions, row_each=False)
+            in_place = self._observe is None and not self._logprobs.wants(plan)
+            processed = self._processing(plan, logits, batch.sampling.positions, row_each=False, in_place=in_place)
         sampled = self._sample(processed, batch.sampling)
         self._state.commit(plan, batch.sequence_lengths, sampled)
         self.num_steps["plain"] += 1

@@ -1,13 +1,21 @@
 """The processors of all rows of a step joined, so that each kind runs once, however many rows ask for it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.inference.processors import add_bias, allow_only, exclude_words, hold_back, penalise
+from weft.inference.processors import (
+    add_bias,
+    allow_only,
+    exclude_words,
+    hold_back,
+    penalise_count,
+    penalise_repetition,
+)
 from weft.inference.row_processing import RowProcessing
 
 
@@ -20,11 +28,42 @@ class ProcessedRow(NamedTuple):
 
 
 class TokensSoFar(NamedTuple):
-    """What has been said, as the device has it: `lengths` tokens for each row of logits, `longest` at most."""
+    """What has been said, as the device has it: `lengths` tokens for each row of logits.
+
+    longest: of the rows that are processed, as the host knows it.   is_even: whether they are all as long.
+    """
 
     token_ids: Int[Tensor, "rows S_max"]
     lengths: Int[Tensor, "R"]
     longest: int
+    is_even: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Window:
+    """The tokens of some rows, of each from some place on.
+
+    offsets: where the logits of each begin.   is_even: whether all start at the same place.
+    """
+
+    owners: Int[Tensor, "P"]
+    rows: Int[Tensor, "P"]
+    offsets: Int[Tensor, "P 1"]
+    starts: Int[Tensor, "P 1"]
+    earliest: int
+    is_even: bool
+
+    def look(self, tokens: TokensSoFar) -> tuple[Int[Tensor, "P L"], Float[Tensor, "P L"]]:
+        """Places of the tokens from the earliest start on, and 1 for each that is in the window of its row.
+
+        Whatever is not gives way to the first of its row. That may not be in the window either, and counts as nothing.
+        """
+        token_ids = tokens.token_ids[:, self.earliest : tokens.longest].index_select(0, self.rows)
+        if self.is_even and tokens.is_even:
+            return token_ids + self.offsets, torch.ones_like(token_ids, dtype=torch.float32)
+        at = torch.arange(self.earliest, tokens.longest, device=token_ids.device)
+        inside = (at >= self.starts) & (at < tokens.lengths[self.owners, None])
+        return torch.where(inside, token_ids, token_ids[:, :1]) + self.offsets, inside.to(torch.float32)
 
 
 Edit = Callable[[Float[Tensor, "R V"], TokensSoFar], None]
@@ -41,7 +80,8 @@ class StepProcessing:
             self._words(rows),
             self._holding(rows),
             self._biasing(rows),
-            self._penalties(rows),
+            self._repetition(rows),
+            self._count(rows),
         )
         self._edits = [edit for edit in edits if edit is not None]
 
@@ -89,38 +129,45 @@ class StepProcessing:
         biases = self._sent(torch.cat([row.processing.biases for row in rows]))
         return lambda logits, tokens: add_bias(logits, places, biases)
 
-    def _penalties(self, rows: Sequence[ProcessedRow]) -> Edit | None:
-        rows = [row for row in rows if row.processing.is_penalised]
+    def _repetition(self, rows: Sequence[ProcessedRow]) -> Edit | None:
+        """Over prompt and output."""
+        rows = [row for row in rows if row.processing.repetition != 1.0]
         if not rows:
             return None
-        places, state_rows, prompt_lengths = (
-            self._sent(torch.tensor(column))
-            for column in zip(*((row.place, row.row, row.processing.prompt_length) for row in rows), strict=True)
-        )
-        repetition = self._penalty([row.processing.repetition for row in rows], nothing=1.0)
-        frequency = self._penalty([row.processing.frequency for row in rows], nothing=0.0)
-        presence = self._penalty([row.processing.presence for row in rows], nothing=0.0)
-        # Where nobody is penalised for its prompt, prompts are not looked at, but for the one token that there must be.
-        start = 0 if repetition is not None else min(row.processing.prompt_length for row in rows) - 1
+        window = self._window(rows, [0] * len(rows))
+        penalties = self._sent(torch.tensor([row.processing.repetition for row in rows])[:, None])
+        return lambda logits, tokens: penalise_repetition(logits, window.look(tokens)[0], penalties)
+
+    def _count(self, rows: Sequence[ProcessedRow]) -> Edit | None:
+        """Over the output alone."""
+        rows = [row for row in rows if row.processing.frequency or row.processing.presence]
+        if not rows:
+            return None
+        window = self._window(rows, [row.processing.prompt_length for row in rows])
+        frequency = self._column([row.processing.frequency for row in rows])
+        presence = self._column([row.processing.presence for row in rows])
+        zeros = torch.zeros(max(row.place for row in rows) + 1, self._vocab_size, device=self._device)
 
         def edit(logits: Float[Tensor, "R V"], tokens: TokensSoFar) -> None:
-            penalise(
-                logits,
-                places,
-                tokens.token_ids[:, start : tokens.longest].index_select(0, state_rows),
-                tokens.lengths[places] - start,
-                prompt_lengths - start,
-                repetition=repetition,
-                frequency=frequency,
-                presence=presence,
-            )
+            if tokens.longest > window.earliest:
+                penalise_count(logits, *window.look(tokens), frequency, presence, zeros)
 
         return edit
 
-    def _penalty(self, values: list[float], *, nothing: float) -> Float[Tensor, "P"] | None:
-        if all(value == nothing for value in values):
-            return None
-        return self._sent(torch.tensor(values, dtype=torch.float32))
+    def _window(self, rows: Sequence[ProcessedRow], starts: Sequence[int]) -> _Window:
+        owners = self._sent(torch.tensor([row.place for row in rows]))
+        return _Window(
+            owners=owners,
+            rows=self._sent(torch.tensor([row.row for row in rows])),
+            offsets=owners[:, None] * self._vocab_size,
+            starts=self._sent(torch.tensor(starts))[:, None],
+            earliest=min(starts),
+            is_even=min(starts) == max(starts),
+        )
+
+    def _column(self, penalties: Sequence[float]) -> Float[Tensor, "P 1"] | None:
+        """None where nobody is penalised."""
+        return self._sent(torch.tensor(penalties)[:, None]) if any(penalties) else None
 
     def _places(self, parts: Sequence[tuple[int, Int[Tensor, "_"]]]) -> Int[Tensor, "N"]:
         """Tokens of rows as indices into all logits."""
