@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from weft.errors import ConfigError, UnknownArgumentError
+from weft.errors import ConfigError, UnknownArgumentError, shown
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -41,20 +41,20 @@ def strict(cls: type[Config], *, unsupported: Mapping[str, str] = MappingProxyTy
     return cls
 
 
-def positive(owner: str, **values: int | None) -> None:
+def positive(owner: str, hint: str | None = None, /, **values: int | None) -> None:
     """Raise ConfigError unless each given value is a positive integer (None passes)."""
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ConfigError(f"{owner}.{name} must be a positive integer, got {value!r}")
+            raise ConfigError(f"{owner}.{name} must be a positive integer, got {shown(value)}", hint=hint)
         if value is not None and value >= 2**63:
-            raise ConfigError(f"{owner}.{name} must be below 2**63, got a number of {value.bit_length()} bits")
+            raise ConfigError(f"{owner}.{name} must be below 2**63, got {shown(value)}", hint=hint)
 
 
 def named(owner: str, **values: str) -> None:
     """Raise ConfigError unless each value is a string that says something."""
     for name, value in values.items():
         if not isinstance(value, str) or not value:
-            raise ConfigError(f"{owner}.{name} must be a name, got {value!r}")
+            raise ConfigError(f"{owner}.{name} must be a name, got {shown(value)}")
 
 
 def is_duration(value: object) -> bool:
@@ -92,7 +92,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
-            raise ConfigError(f"model must be a name, a folder or a file, got {self.model!r}")
+            raise ConfigError(f"model must be a name, a folder or a file, got {shown(self.model)}")
         named("ModelConfig", load_format=self.load_format, dtype=self.dtype, device=self.device)
         named("ModelConfig", cpu_linear=self.cpu_linear, logprobs_mode=self.logprobs_mode)
         if self.cpu_linear not in CPU_LINEARS:
@@ -106,11 +106,11 @@ class ModelConfig:
             known = ", ".join((*DTYPES, *DTYPE_ALIASES))
             raise ConfigError(f"unknown dtype={self.dtype!r}", hint=f"one of {known}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
-            raise ConfigError(f"seed must be an integer in [0, 2**64), got {self.seed!r}")
+            raise ConfigError(f"seed must be an integer in [0, 2**64), got {shown(self.seed)}")
         if self.revision is not None:
             named("ModelConfig", revision=self.revision)
         if not isinstance(self.skip_tokenizer_init, bool):
-            raise ConfigError(f"skip_tokenizer_init must be True or False, got {self.skip_tokenizer_init!r}")
+            raise ConfigError(f"skip_tokenizer_init must be True or False, got {shown(self.skip_tokenizer_init)}")
         positive("ModelConfig", max_model_len=self.max_model_len)
 
 
@@ -136,10 +136,10 @@ class CacheConfig:
         named("CacheConfig", attention_backend=self.attention_backend)
         positive("CacheConfig", block_size=self.block_size, num_blocks=self.num_blocks)
         if not isinstance(self.enable_prefix_caching, bool):
-            raise ConfigError(f"enable_prefix_caching must be True or False, got {self.enable_prefix_caching!r}")
+            raise ConfigError(f"enable_prefix_caching must be True or False, got {shown(self.enable_prefix_caching)}")
         part = self.gpu_memory_utilization
         if isinstance(part, bool) or not isinstance(part, int | float) or not 0 < part <= 1:
-            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {part!r}")
+            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {shown(part)}")
 
 
 # Fields of SchedulerConfig that only some policies read: setting one for another policy is an error.
@@ -181,7 +181,9 @@ class SchedulerConfig:
             max_prefills_per_round=self.max_prefills_per_round,
         )
         if self.priority_ageing_s is not None and not is_duration(self.priority_ageing_s):
-            raise ConfigError(f"priority_ageing_s must be a number of seconds above 0, got {self.priority_ageing_s!r}")
+            raise ConfigError(
+                f"priority_ageing_s must be a number of seconds above 0, got {shown(self.priority_ageing_s)}"
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}: "
@@ -211,9 +213,13 @@ class ExecutionConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.enforce_eager, bool):
-            raise ConfigError(f"enforce_eager must be True or False, got {self.enforce_eager!r}")
+            raise ConfigError(
+                f"enforce_eager must be True or False, got {shown(self.enforce_eager)}", hint="True captures no graphs"
+            )
         if self.overlap is not None and not isinstance(self.overlap, bool):
-            raise ConfigError(f"overlap must be True, False or None, got {self.overlap!r}")
+            raise ConfigError(
+                f"overlap must be True, False or None, got {shown(self.overlap)}", hint="None overlaps on CUDA only"
+            )
         named("ExecutionConfig", operations=self.operations)
         if self.operations not in OPERATIONS:
             raise ConfigError(f"unknown operations={self.operations!r}", hint="one of " + ", ".join(OPERATIONS))
@@ -225,13 +231,16 @@ class ExecutionConfig:
         if self.graph_batch_sizes is not None:
             if not isinstance(self.graph_batch_sizes, tuple) or not self.graph_batch_sizes:
                 raise ConfigError(
-                    f"graph_batch_sizes must be a tuple of batch sizes, got {self.graph_batch_sizes!r}",
+                    f"graph_batch_sizes must be a tuple of batch sizes, got {shown(self.graph_batch_sizes)}",
                     hint="enforce_eager=True captures nothing",
                 )
+            hint = "(1, 8, 64) for three; None captures about twenty, enforce_eager=True nothing"
             for size in self.graph_batch_sizes:
                 if size is None:  # which `positive` takes for a default
-                    raise ConfigError(f"graph_batch_sizes must hold positive integers, got {self.graph_batch_sizes!r}")
-                positive("ExecutionConfig", graph_batch_sizes=size)
+                    raise ConfigError(
+                        f"graph_batch_sizes must hold positive integers, got {shown(self.graph_batch_sizes)}", hint=hint
+                    )
+                positive("ExecutionConfig", hint, graph_batch_sizes=size)
 
 
 # The flat names of `weft.LLM(...)`, and the part that each belongs to.
@@ -261,7 +270,7 @@ class EngineConfig:
         for name, kind in _PARTS.items():
             if not isinstance(getattr(self, name), kind):
                 raise ConfigError(
-                    f"EngineConfig.{name} must be a {kind.__name__}, got {getattr(self, name)!r}",
+                    f"EngineConfig.{name} must be a {kind.__name__}, got {shown(getattr(self, name))}",
                     hint="EngineConfig.of(...) takes flat names",
                 )
         sizes, most = self.execution.graph_batch_sizes, self.scheduler.max_num_seqs

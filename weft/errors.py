@@ -122,6 +122,20 @@ class UnsupportedCheckpointError(CheckpointError):
     """A checkpoint whose quantisation, rope type or activation weft cannot run."""
 
 
+def shown(value: object) -> str:
+    """A value for a message: its `repr`, which Python has none of for numbers of thousands of digits.
+
+    >>> shown("yes"), shown(10**5000)
+    ("'yes'", 'a number of 16610 bits')
+    """
+    try:
+        return repr(value)
+    except ValueError:
+        if isinstance(value, int):
+            return f"a number of {value.bit_length()} bits"
+        return f"a {type(value).__name__} that holds a number of thousands of digits"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint line: the known name closest to `name`, or all of them.
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, cast
 from tqdm import tqdm
 
 from weft.config import EngineConfig
-from weft.errors import InvalidPromptsError, RequestError, SamplingParamsError, UnknownArgumentError, nearest
+from weft.errors import InvalidPromptsError, RequestError, SamplingParamsError, UnknownArgumentError, nearest, shown
 from weft.inference.engine import Engine, as_token_ids
 from weft.inference.sampling_params import SamplingParams
+from weft.inference.startup import check
 from weft.model_defaults import default_params
-from weft.models.checkpoint.load import read_config
 from weft.models.checkpoint.source import open_checkpoint
 from weft.outputs import RequestOutput
 from weft.text_engine import TextEngine
@@ -52,7 +52,7 @@ class LLM:
         checkpoint = open_checkpoint(
             config.model.model, revision=config.model.revision, load_format=config.model.load_format
         )
-        read_config(checkpoint)  # before the tokenizer, which reads the same file with errors of its own
+        check(config, checkpoint)  # before the tokenizer, which takes seconds and has errors of its own
         location = checkpoint.tokenizer
         self.tokenizer = None if config.model.skip_tokenizer_init else HubTokenizer(location.folder, location.gguf_file)
         self.engine = Engine(config, checkpoint, show_progress=True)
@@ -141,7 +141,7 @@ class LLM:
 
     def _stream(self, prompt: "Prompt | _Chat", given: SamplingParams | None) -> Iterator[RequestOutput]:
         if given is not None and not isinstance(given, SamplingParams):
-            raise SamplingParamsError(f"sampling_params must be SamplingParams, got {given!r}")
+            raise SamplingParamsError(f"sampling_params must be SamplingParams, got {shown(given)}")
         (encoded,) = self._encode_all([prompt], self._params_for(1, given))
         self._check_idle()
         return self._outputs([encoded], streams=True)
@@ -181,11 +181,11 @@ class LLM:
         if isinstance(given, SamplingParams):
             return [given] * num_prompts
         if not isinstance(given, Sequence):
-            raise SamplingParamsError(f"sampling_params must be SamplingParams or a list of them, got {given!r}")
+            raise SamplingParamsError(f"sampling_params must be SamplingParams or a list of them, got {shown(given)}")
         params = list(given)
         for place, param in enumerate(params):
             if not isinstance(param, SamplingParams):
-                raise SamplingParamsError(f"sampling_params[{place}] must be SamplingParams, got {param!r}")
+                raise SamplingParamsError(f"sampling_params[{place}] must be SamplingParams, got {shown(param)}")
         if len(params) != num_prompts:
             raise SamplingParamsError(f"{num_prompts} prompts but {len(params)} sampling_params")
         return params
@@ -215,15 +215,17 @@ class LLM:
             if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
                 unknown = next((key for key in prompt if key not in ("prompt", "prompt_token_ids")), None)
                 hint = nearest(str(unknown), ("prompt", "prompt_token_ids")) if unknown is not None else None
-                raise RequestError(f"a prompt mapping has one key, prompt or prompt_token_ids: {prompt!r}", hint=hint)
+                raise RequestError(
+                    f"a prompt mapping has one key, prompt or prompt_token_ids: {shown(prompt)}", hint=hint
+                )
             ((key, value),) = prompt.items()
             if isinstance(value, Mapping) or isinstance(value, str) != (key == "prompt"):
-                raise RequestError(f"prompt holds a text, prompt_token_ids a list of token ids: {prompt!r}")
+                raise RequestError(f"prompt holds a text, prompt_token_ids a list of token ids: {shown(prompt)}")
             return self._encode(value)
         if isinstance(prompt, str):
             return prompt, self._tokenizer_for(f"a text prompt, {prompt!r},").encode(prompt)
         if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
-            raise RequestError(f"a prompt is a text, a list of token ids or a mapping, got {prompt!r}")
+            raise RequestError(f"a prompt is a text, a list of token ids or a mapping, got {shown(prompt)}")
         return None, as_token_ids(prompt)
 
     def _tokenizer_for(self, what: str) -> HubTokenizer:
@@ -249,7 +251,7 @@ def _chat_options(
     tools: object,
 ) -> dict[str, Any]:
     if tools is not None:
-        raise RequestError(f"weft has no tool calls yet, got tools={tools!r}", hint="describe them in a message")
+        raise RequestError(f"weft has no tool calls yet, got tools={shown(tools)}", hint="describe them in a message")
     return {
         **(variables or {}),
         "add_generation_prompt": add_generation_prompt,

@@ -111,6 +111,32 @@ def test_a_value_out_of_range_is_refused_by_name(option: str, value: object) -> 
         EngineConfig.of(**{"model": "m", option: value})
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "hint"),
+    [
+        ("enforce_eager", 1, "True captures no graphs"),
+        ("overlap", "yes", "None overlaps on CUDA only"),
+        ("graph_batch_sizes", (0,), "None captures about twenty"),
+        ("graph_batch_sizes", (None,), "None captures about twenty"),
+        ("graph_batch_sizes", (2**63,), "None captures about twenty"),
+    ],
+)
+def test_what_would_work_in_its_place_is_said(option: str, value: object, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.of(**{"model": "m", option: value})
+    assert hint in str(caught.value.hint)
+
+
+HUGE = 10**5000  # Python writes no number of more than 4,300 digits
+
+
+@pytest.mark.parametrize("option", ["seed", "max_num_seqs", "gpu_memory_utilization", "overlap", "operations"])
+@pytest.mark.parametrize("value", [-HUGE, [HUGE]], ids=["number", "list"])
+def test_a_number_that_cannot_be_written_is_refused_by_name(option: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"{option} .*(a number of 16610 bits|a list that holds a number)"):
+        EngineConfig.of(**{"model": "m", option: value})
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_must_be_of_its_own_class(part: str) -> None:
     parts: dict[str, Any] = {"model": ModelConfig(model="m"), part: "smollm2-135m"}

@@ -137,6 +137,8 @@ def test_an_empty_text_is_served_where_the_tokenizer_gives_it_a_bos(with_bos: LL
         (["ok", ""], 1, EmptyPromptError, "no tokens"),
         ([[5], [5, VOCAB]], 1, TokenOutOfRangeError, "280 tokens"),
         ([5, -1], 0, TokenOutOfRangeError, "-1"),
+        ([5, 10**5000], 0, TokenOutOfRangeError, r"prompt_token_ids\[1\]=a number of 16610 bits"),
+        ({"prompt": [10**5000]}, 0, RequestError, "a dict that holds a number"),
         ([[5] * CONTEXT], 0, ContextLengthError, "64 tokens"),
         ([5, "a"], 0, RequestError, "must be an integer"),
         (["a", 5], 1, RequestError, "got 5"),
@@ -171,6 +173,26 @@ def test_several_bad_prompts_raise_one_error_that_holds_them_all(model: str, req
     assert kinds == {1: EmptyPromptError, 2: TokenOutOfRangeError, 4: ContextLengthError}
     assert all(f"prompts[{index}]: " in str(caught.value) for index in kinds)
     assert not llm.engine.has_unfinished_requests()
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"operations": "fused"}, "operations='fused' are Triton kernels"),
+        ({"kernel_choice": "few_rows"}, "kernel_choice='few_rows' has no effect"),
+        ({"device": "tpu"}, "unknown device='tpu'"),
+        ({"max_model_len": CONTEXT + 1}, "max_model_len=65 exceeds"),
+    ],
+)
+def test_what_cannot_run_here_is_refused_before_the_tokenizer_is_read(
+    options: dict[str, Any], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr("weft.llm.HubTokenizer", lambda *_: pytest.fail("the tokenizer was read"))
+    with pytest.raises(ConfigError, match=message) as caught:
+        LLM(str(folder), **({"device": "cpu"} | options))
+    assert caught.value.hint
 
 
 def test_without_a_tokenizer_token_ids_are_served_and_text_is_refused(tokens_only: LLM, llm: LLM) -> None:

@@ -21,6 +21,7 @@ from weft.errors import (
     RequestError,
     SamplingParamsError,
     TokenOutOfRangeError,
+    shown,
 )
 from weft.inference.pipeline import Pipeline
 from weft.inference.policies import build_policy
@@ -88,13 +89,14 @@ class Engine:
 
     def _check(self, token_ids: list[int], params: SamplingParams) -> None:
         if not isinstance(params, SamplingParams):
-            raise SamplingParamsError(f"params must be SamplingParams, got {params!r}")
+            raise SamplingParamsError(f"params must be SamplingParams, got {shown(params)}")
         if not token_ids:
             raise EmptyPromptError("the prompt has no tokens", hint="give at least one token, a BOS for instance")
         if not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
             index = next(index for index, token in enumerate(token_ids) if not 0 <= token < self.vocab_size)
             raise TokenOutOfRangeError(
-                f"prompt_token_ids[{index}]={token_ids[index]} is outside the vocabulary of {self.vocab_size} tokens"
+                f"prompt_token_ids[{index}]={shown(token_ids[index])} is outside the vocabulary "
+                f"of {self.vocab_size} tokens"
             )
         if len(token_ids) >= self.limits.max_model_len:
             raise ContextLengthError(
@@ -105,7 +107,7 @@ class Engine:
         longest = max(self._max_len(len(token_ids), params), len(token_ids) + 1)
         if self.geometry.blocks_for(longest - 1) > self.geometry.num_blocks:  # the last token is never read back
             raise ContextLengthError(
-                f"the prompt of {len(token_ids)} tokens and max_tokens={params.max_tokens} make {longest} "
+                f"the prompt of {len(token_ids)} tokens and max_tokens={shown(params.max_tokens)} make {longest} "
                 f"tokens, and the pool holds {self.geometry.num_blocks * self.geometry.block_size}",
                 hint="lower max_tokens or raise num_blocks",
             )
@@ -130,23 +132,23 @@ class Engine:
         Raises: RequestError and its kinds; the engine is then as it was.
         """
         if not isinstance(request_id, str):
-            raise RequestError(f"request_id must be a string, got {request_id!r}")
+            raise RequestError(f"request_id must be a string, got {shown(request_id)}")
         if request_id in self._scheduler:
             raise DuplicateRequestError(f"request_id={request_id!r} is still in use")
         token_ids = as_token_ids(prompt_token_ids)
         self._check(token_ids, params)
         if isinstance(priority, bool) or not isinstance(priority, int):
-            raise RequestError(f"priority must be an integer, got {priority!r}")
+            raise RequestError(f"priority must be an integer, got {shown(priority)}")
         if abs(priority) > MAX_PRIORITY:
             raise RequestError(
                 f"priority, a number of {priority.bit_length()} bits, is beyond what can be ordered",
                 hint=f"a number from -{MAX_PRIORITY} to {MAX_PRIORITY}",
             )
         if ttft_deadline_s is not None and not is_duration(ttft_deadline_s):
-            raise RequestError(f"ttft_deadline_s must be a number of seconds above 0, got {ttft_deadline_s!r}")
+            raise RequestError(f"ttft_deadline_s must be a number of seconds above 0, got {shown(ttft_deadline_s)}")
         for name, text in (("user", user), ("cache_salt", cache_salt)):
             if text is not None and not isinstance(text, str):
-                raise RequestError(f"{name} must be a string or None, got {text!r}")
+                raise RequestError(f"{name} must be a string or None, got {shown(text)}")
         self._check_queue(len(token_ids))
         eos = () if params.ignore_eos else self.eos_token_ids
         self._scheduler.add(
@@ -217,11 +219,12 @@ class Engine:
             for token in token_ids:
                 if token >= self.vocab_size:
                     raise SamplingParamsError(
-                        f"{name} holds {token}, outside the vocabulary of {self.vocab_size} tokens"
+                        f"{name} holds {shown(token)}, outside the vocabulary of {self.vocab_size} tokens"
                     )
         if params.min_tokens > num_new_tokens:
             raise SamplingParamsError(
-                f"min_tokens={params.min_tokens} is more than the {num_new_tokens} that the prompt leaves room for",
+                f"min_tokens={shown(params.min_tokens)} is more than the {num_new_tokens} "
+                "that the prompt leaves room for",
                 hint="lower min_tokens, shorten the prompt, or raise max_model_len",
             )
 
@@ -255,7 +258,7 @@ def as_token_ids(prompt: Iterable[object]) -> list[int]:
         or not isinstance(prompt, Iterable)
         or getattr(prompt, "ndim", 1) == 0
     ):
-        raise RequestError(f"prompt_token_ids must be a list of token ids, got {prompt!r}")
+        raise RequestError(f"prompt_token_ids must be a list of token ids, got {shown(prompt)}")
     if isinstance(prompt, list | tuple) and set(map(type, prompt)) == {int}:
         return list(prompt)  # a step's worth of tokens one by one would take longer than the step
     token_ids: list[int] = []
@@ -265,5 +268,5 @@ def as_token_ids(prompt: Iterable[object]) -> list[int]:
                 raise TypeError("a truth value is no token")
             token_ids.append(operator.index(cast("SupportsIndex", token)))
         except TypeError as error:  # a text, a float, a tensor of several elements
-            raise RequestError(f"prompt_token_ids[{index}] must be an integer, got {token!r}") from error
+            raise RequestError(f"prompt_token_ids[{index}] must be an integer, got {shown(token)}") from error
     return token_ids

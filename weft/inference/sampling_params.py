@@ -7,7 +7,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from weft.config import strict
-from weft.errors import SamplingParamsError
+from weft.errors import SamplingParamsError, shown
 
 MAX_TEMPERATURE = 1e37  # times the largest noise, 17.4, it is finite in float32
 MAX_REPETITION_PENALTY = 1e6  # and its inverse the least: logits times or by it stay finite in float32
@@ -97,9 +97,9 @@ class SamplingParams:
             object.__setattr__(self, name, value)
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
-                raise SamplingParamsError(f"{name} must be True or False, got {getattr(self, name)!r}")
+                raise SamplingParamsError(f"{name} must be True or False, got {shown(getattr(self, name))}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise SamplingParamsError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}")
+            raise SamplingParamsError(f"min_tokens={shown(self.min_tokens)} is more than max_tokens={self.max_tokens}")
         if self.n > 1 and self.temperature == 0:
             raise SamplingParamsError(
                 f"n={self.n} answers at temperature=0 are all the same", hint="n=1, or a temperature above 0"
@@ -153,9 +153,9 @@ _SWITCHES = (
 def _number(name: str, value: Any, least: float, most: float, *, above: bool = False) -> float:
     """above: `least` itself is out of range."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise SamplingParamsError(f"{name} must be a number, got {value!r}")
+        raise SamplingParamsError(f"{name} must be a number, got {shown(value)}")
     if not least <= value <= most or (above and value == least):  # type: ignore[operator]  # a NaN is in no range
-        raise SamplingParamsError(f"{name} must be in {'(' if above else '['}{least:g}, {most:g}], got {value!r}")
+        raise SamplingParamsError(f"{name} must be in {'(' if above else '['}{least:g}, {most:g}], got {shown(value)}")
     return float(value)
 
 
@@ -167,7 +167,9 @@ def _integer(
         return None
     if not _is_integer(value) or value < least or (most is not None and value > most):
         bounds = f"from {least} on" if most is None else f"in [{least}, {most}]"
-        raise SamplingParamsError(f"{name} must be an integer {bounds}{' or None' * none}, got {value!r}", hint=hint)
+        raise SamplingParamsError(
+            f"{name} must be an integer {bounds}{' or None' * none}, got {shown(value)}", hint=hint
+        )
     return int(value)
 
 
@@ -175,14 +177,16 @@ def _token_ids(name: str, values: Any) -> tuple[int, ...]:
     token_ids = _listed(name, values, "a list of token ids")
     for token in token_ids:
         if not _is_integer(token) or token < 0:
-            raise SamplingParamsError(f"{name} must hold token ids, got {token!r}")
+            raise SamplingParamsError(f"{name} must hold token ids, got {shown(token)}")
     return tuple(int(token) for token in token_ids)
 
 
 def _allowed(values: Any) -> tuple[int, ...]:
     token_ids = _token_ids("allowed_token_ids", values)
     if not token_ids:
-        raise SamplingParamsError(f"allowed_token_ids must hold a token id, got {values!r}", hint="None allows all")
+        raise SamplingParamsError(
+            f"allowed_token_ids must hold a token id, got {shown(values)}", hint="None allows all"
+        )
     return token_ids
 
 
@@ -190,7 +194,7 @@ def _stop_strings(values: Any) -> tuple[str, ...]:
     strings = (values,) if isinstance(values, str) else _listed("stop", values, "a string or a list of strings")
     for string in strings:
         if not isinstance(string, str) or not string:
-            raise SamplingParamsError(f"stop must hold strings of at least one character, got {string!r}")
+            raise SamplingParamsError(f"stop must hold strings of at least one character, got {shown(string)}")
     return strings
 
 
@@ -198,25 +202,27 @@ def _words(values: Any) -> tuple[str | tuple[int, ...], ...]:
     words = _listed("bad_words", values, "a list of words or of lists of token ids")
     for word in words:
         if isinstance(word, bytes) or not isinstance(word, Sequence) or not len(word):
-            raise SamplingParamsError(f"bad_words must hold words or lists of token ids, got {word!r}")
+            raise SamplingParamsError(f"bad_words must hold words or lists of token ids, got {shown(word)}")
     return tuple(word if isinstance(word, str) else _token_ids("bad_words", word) for word in words)
 
 
 def _biases(values: Any) -> tuple[tuple[int, float], ...]:
     pairs = tuple(values.items()) if isinstance(values, Mapping) else values
     if not isinstance(pairs, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        raise SamplingParamsError(f"logit_bias must be a mapping from token ids to numbers, got {values!r}")
+        raise SamplingParamsError(f"logit_bias must be a mapping from token ids to numbers, got {shown(values)}")
     biases: dict[int, float] = {}
     for token, bias in pairs:
         if not _is_integer(token) or token < 0:
-            raise SamplingParamsError(f"logit_bias must hold token ids, got {token!r}", hint="token ids are integers")
-        biases[int(token)] = _number(f"logit_bias[{token}]", bias, -MAX_BIAS, MAX_BIAS)
+            raise SamplingParamsError(
+                f"logit_bias must hold token ids, got {shown(token)}", hint="token ids are integers"
+            )
+        biases[int(token)] = _number(f"logit_bias[{shown(token)}]", bias, -MAX_BIAS, MAX_BIAS)
     return tuple(sorted(biases.items()))
 
 
 def _listed(name: str, values: Any, kind: str) -> tuple[Any, ...]:
     if isinstance(values, str | bytes) or not isinstance(values, Sequence):
-        raise SamplingParamsError(f"{name} must be {kind}, got {values!r}")
+        raise SamplingParamsError(f"{name} must be {kind}, got {shown(values)}")
     return tuple(values)
 
 

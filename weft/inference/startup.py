@@ -67,6 +67,16 @@ class Ready:
     overlap: bool
 
 
+def check(config: EngineConfig, checkpoint: Checkpoint) -> None:
+    """What options, model and machine have against each other, found from the files' headers alone.
+
+    Raises: ConfigError, CheckpointError and their kinds, as `start` does.
+    """
+    placement = place(config.model, checkpoint.stored_dtype)
+    _limits(config, read_config(checkpoint).max_model_len)
+    _operations(config.execution, placement)
+
+
 def start(
     config: EngineConfig,
     checkpoint: Checkpoint,

@@ -96,6 +96,7 @@ def test_the_prompts_leave_no_room_for_rounding(build: Build) -> None:
         ([5, VOCAB], GREEDY, TokenOutOfRangeError),
         ([5, -1], GREEDY, TokenOutOfRangeError),
         ([2**70], GREEDY, TokenOutOfRangeError),
+        pytest.param([5, 10**5000], GREEDY, TokenOutOfRangeError, id="5000 digits"),
         ([5, True], GREEDY, RequestError),
         (["5"], GREEDY, RequestError),
         ("5", GREEDY, RequestError),

@@ -18,6 +18,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {3: 1, 2**70: 1}}, f"logit_bias holds {2**70}, outside"),
     ({"bad_words": [[3], [4, VOCAB]]}, "bad_words holds 97, outside"),
     ({"bad_words": [[3], "word"]}, "bad_words holds 'word', and the engine knows no text"),
+    ({"stop_token_ids": [10**5000]}, "stop_token_ids holds a number of 16610 bits, outside"),
+    ({"min_tokens": 10**5000, "max_tokens": None}, "min_tokens=a number of 16610 bits is more than the 61"),
     ({"min_tokens": CONTEXT, "max_tokens": None}, "min_tokens=64 is more than the 61 that the prompt leaves room for"),
 ]
 
@@ -27,7 +29,7 @@ def engine(build: Build) -> Engine:
     return build()
 
 
-@pytest.mark.parametrize(("given", "message"), REFUSED, ids=lambda given: str(given)[:30])
+@pytest.mark.parametrize(("given", "message"), REFUSED, ids=lambda value: value[:30] if isinstance(value, str) else "")
 def test_what_only_the_engine_knows_is_refused_at_submission(
     given: dict[str, Any], message: str, engine: Engine
 ) -> None:

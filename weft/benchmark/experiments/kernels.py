@@ -43,7 +43,10 @@ class KernelsOptions:
         import torch
 
         if not torch.cuda.is_available():
-            raise ConfigError(f"device={self.device!r}: measuring kernels needs a GPU, and torch sees none")
+            raise ConfigError(
+                f"device={self.device!r}: measuring kernels needs a GPU, and torch sees none",
+                hint="`weft bench plan` needs none",
+            )
 
     @property
     def parts(self) -> tuple[str, ...]:
