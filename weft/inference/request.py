@@ -20,7 +20,8 @@ class Request:
     priority: smaller is sooner.   user: whose share it is charged to.   ttft_deadline_s: seconds to its first token.
     num_computed_tokens: tokens whose keys and values are in the cache once the steps planned so far are done.
     num_unread_tokens: tokens that those steps sample and that nobody has read.
-    num_cached_tokens: tokens found in the prefix cache when it was first admitted.
+    has_started: a step with it was launched.
+    num_cached_tokens: tokens found in the prefix cache when it was admitted to the first of these.
     num_published_blocks, prefix_entry: how many of its blocks others can find, and the cache's entry of the last.
     num_scored_tokens: tokens of the prompt after which the next one is scored by the steps planned so far.
     prompt_logprobs: scores read so far, of the prompt's second token and on; None if unwanted or already given out.
@@ -42,6 +43,7 @@ class Request:
     ttft_deadline_s: float | None = None
     num_computed_tokens: int = 0
     num_unread_tokens: int = 0
+    has_started: bool = False
     num_cached_tokens: int = 0
     num_published_blocks: int = 0
     prefix_entry: int = -1

@@ -35,6 +35,8 @@ class _Draft:
     def preempt(self, request: Request) -> int:
         """Take out a request that has lost its blocks; the tokens that it leaves to others."""
         self.preempted.append(request)
+        if request in self.admissions and not request.has_started:
+            request.num_cached_tokens = 0  # what was found may be gone when it is admitted again
         for part in (self.admissions, self.new_blocks, self.copies):
             part.pop(request, None)
         return self.withdraw(request)
@@ -277,6 +279,8 @@ class Scheduler:
             if len(request.token_ids) + unread >= request.max_len:
                 self._ending[request.request_id] = request
                 del self._running[request.request_id]
+        for request in draft.admissions:
+            request.has_started = True
         step = draft.step(prompt_rows)
         if step.requests:
             self._under_way.append(step)
@@ -316,6 +320,7 @@ class Scheduler:
         self._running[request.request_id] = request  # first: an interrupt may find it twice, but not lose it
         if self._preempted.pop(request.request_id, None) is None:
             self._num_waiting_tokens -= self._waiting.pop(request.request_id).num_tokens
+        if not request.has_started:
             request.num_cached_tokens = computed
         request.row = self._free_rows.pop()
         request.blocks = [*hits, *blocks]

@@ -96,6 +96,24 @@ def test_its_own_blocks_found_again_after_a_preemption_are_no_cached_prompt() ->
     assert (request.num_computed_tokens, request.num_cached_tokens) == (10, 0)
 
 
+def test_who_is_admitted_and_gives_way_in_one_step_has_been_served_nothing_from_the_cache() -> None:
+    desk = Desk("prefill_first", max_num_seqs=2, num_blocks=6)
+    prompt = [5] * 9
+    desk.add("before", prompt)
+    desk.run()  # and leaves two blocks
+    desk.add("stream", 12, 12)
+    desk.step()
+    desk.add("late", prompt)
+    plan = desk.step()
+    (late,) = desk.scheduler.waiting
+    assert plan.preempted_ids == ("late",), "its two blocks and a third left none for the stream"
+    assert late.num_cached_tokens == 0
+    while late.row is None and not late.has_ended:
+        desk.step()
+    assert desk.first_steps["late"] > 8, "the stream has taken all six blocks by then"
+    assert late.num_cached_tokens == 0
+
+
 def test_static_a_later_batch_waits_for_the_last_of_this_one() -> None:
     desk = Desk("static", max_num_seqs=2, max_num_batched_tokens=64)
     for name, output in {"a": 1, "b": 9, "c": 1}.items():
