@@ -65,6 +65,11 @@ SCORING: dict[str, dict[str, Any]] = {
     "soft_cap=inf": {"soft_cap": INF},
     "scale=nan": {"scale": NAN},
     "scale=inf": {"scale": INF},
+    "scale='1'": {"scale": "1"},
+    "scale=None": {"scale": None},
+    "scale=True": {"scale": True},
+    "soft_cap='5'": {"soft_cap": "5"},
+    "soft_cap=True": {"soft_cap": True},
 }
 
 

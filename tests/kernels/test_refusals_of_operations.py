@@ -48,7 +48,7 @@ def test_what_is_no_sum_and_norm_is_named(device: torch.device) -> None:
             "residual lies on meta": lambda: add_norm(x, x.to("meta"), weight, 1e-5),
         }
     )
-    for name, epsilon in EPSILONS.items():
+    for name, epsilon in {**EPSILONS, "True": True, "'1e-5'": "1e-5"}.items():
         _refused({f"epsilon={name}": lambda epsilon=epsilon: add_norm(x, None, weight, epsilon)})
     assert add_norm(x[:, :0], None, weight[:0], 1e-5)[1].shape == (2, 0)
 
@@ -163,6 +163,8 @@ def test_what_training_attention_cannot_take_is_named(device: torch.device) -> N
             r"query has shape \[\]": lambda: flash_attention(single, single, single),
             "head dimension 0": lambda: flash_attention(query[..., :0], key[..., :0], key[..., :0]),
             "scale is nan": lambda: flash_attention(query, key, key, scale=math.nan),
+            "scale is '1'": lambda: flash_attention(query, key, key, scale="1"),  # type: ignore[arg-type]
+            "causal is 'no'": lambda: flash_attention(query, key, key, causal="no"),  # type: ignore[arg-type]
             "key is torch.float32 on meta": lambda: flash_attention(query, key.to("meta"), key),
             "query_starts lies on meta": lambda: flash_attention(*row, query_starts=starts.to("meta")),
             r"query_starts is .* strides \(2,\)": lambda: flash_attention(
@@ -227,6 +229,9 @@ def test_a_state_of_another_kind_is_named(device: torch.device) -> None:
         _refused({message: lambda state=state: _gather(state, [0, 1], [0, 1, 2], 2)})
         _refused({message: lambda state=state: _commit(state, [0, 1], [4, 1])})
     _refused({"num_tokens=-1": lambda: _gather(_state(device), [0], [0, 1], -1)})
+    _refused({r"rows is torch.int64 \(\), not": lambda: gather_step(_state(device), *_state(device).seeds[:2], 2)})
+    one = _state(device).seeds[0]
+    _refused({r"rows is torch.int64 \(\), not": lambda: commit_step(_state(device), one, one, one, one > 0, one)})
     _refused(
         {r"log is torch.int64 \(0, 6\)": lambda: _commit(_state(device), [0], [4], _state(device).token_ids[:0, :6])}
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from weft.errors import KernelError
+from weft.errors import KernelError, shown
 from weft.kernels._jit import interpreting, runs_on
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # what is computed in float32 and rounded to
@@ -40,14 +40,19 @@ def check_floats(name: str, tensor: Tensor) -> None:
 
 def check_epsilon(name: str, epsilon: float) -> None:
     """Raises: KernelError for what is not added to a mean square: a negative number, infinity, NaN."""
-    if not 0.0 <= epsilon < math.inf:
-        raise KernelError(f"{name}={epsilon} is no number from 0 on")
+    if not is_number(epsilon) or not 0.0 <= epsilon < math.inf:
+        raise KernelError(f"{name}={shown(epsilon)} is no number from 0 on")
+
+
+def is_number(value: object) -> bool:
+    """Whether this is a real number, which a truth value is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_count(name: str, value: int, least: int = 1) -> None:
     """Raises: KernelError unless `value` is a whole number from `least` on."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise KernelError(f"{name}={value} is no whole number from {least} on")
+        raise KernelError(f"{name}={shown(value)} is no whole number from {least} on")
 
 
 def check_size(name: str, value: int) -> None:

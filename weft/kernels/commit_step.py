@@ -84,7 +84,7 @@ def commit_step(
     do not exist.
     """
     check_state(state)
-    batch = len(rows)
+    batch = rows.numel()
     for name, tensor, dtype in (
         ("rows", rows, torch.int64),
         ("sequence_lengths", sequence_lengths, torch.int64),

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.errors import KernelError
-from weft.kernels._arguments import check_floats, debugging
+from weft.errors import KernelError, shown
+from weft.kernels._arguments import check_floats, debugging, is_number
 from weft.kernels._flash_forms import forms
 from weft.kernels._flash_launch import launch_backward, launch_forward
 from weft.kernels._flash_tiles import LARGEST_HEAD_DIM, Choice, default_choice
@@ -96,8 +96,10 @@ def flash_attention(
     """
     _check(query, key, value, query_starts, key_starts)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    if not 0 < scale < float("inf"):
-        raise KernelError(f"scale is {scale}", hint="a positive number")
+    if not is_number(scale) or not 0 < scale < float("inf"):
+        raise KernelError(f"scale is {shown(scale)}", hint="a positive number")
+    if not isinstance(causal, bool):
+        raise KernelError(f"causal is {shown(causal)}", hint="True or False")
     if query_starts is not None:
         key_starts = query_starts if key_starts is None else key_starts
         for name, starts in (("query_starts", query_starts), ("key_starts", key_starts)):

@@ -170,7 +170,7 @@ def gather_step(
     """
     check_state(state)
     check_count("num_tokens", num_tokens, 0)
-    batch = len(rows)
+    batch = rows.numel()
     for name, tensor, shape in (("rows", rows, (batch,)), ("query_starts", query_starts, (batch + 1,))):
         if tensor.shape != shape or tensor.dtype != torch.int64 or not tensor.is_contiguous():
             raise KernelError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not a contiguous int64 {shape}")

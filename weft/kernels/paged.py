@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.errors import KernelError
+from weft.errors import KernelError, shown
 from weft.kernels._arguments import (
     DTYPES,
     check_count,
@@ -17,6 +17,7 @@ from weft.kernels._arguments import (
     check_range,
     check_starts,
     debugging,
+    is_number,
 )
 from weft.kernels._jit import next_power_of_2
 
@@ -156,15 +157,16 @@ def check_rotation(rotation: HeadRotation, pool: Tensor) -> None:
 
 def check_scoring(scoring: Scoring) -> None:
     """Raises: KernelError for a window or a cap that would let no key through, and for what makes scores infinite."""
-    if not -math.inf < scoring.scale < math.inf:
-        raise KernelError(f"scale={scoring.scale} is no finite number")
+    scale, soft_cap = scoring.scale, scoring.soft_cap
+    if not is_number(scale) or not -math.inf < scale < math.inf:
+        raise KernelError(f"scale={shown(scale)} is no finite number")
     window = scoring.window
     if window is not None and (not isinstance(window, int) or isinstance(window, bool)):
         raise KernelError(f"window={window} is no whole number of keys")
     if window is not None and window < 1:
         raise KernelError(f"window={window} lets a query see no key, not even its own")
-    if scoring.soft_cap is not None and not 0 < scoring.soft_cap < math.inf:
-        raise KernelError(f"soft_cap={scoring.soft_cap} must be above 0 and finite")
+    if soft_cap is not None and (not is_number(soft_cap) or not 0 < soft_cap < math.inf):
+        raise KernelError(f"soft_cap={shown(soft_cap)} must be a number above 0 and finite")
 
 
 def check_keys(paged: PagedKeys, num_query_heads: int, num_rows: int, *, debug: bool | None = None) -> None:
