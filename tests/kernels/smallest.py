@@ -14,12 +14,13 @@ import torch
 from tests.kernels.paged_step import Step, decode, make_step, own_reference, prefill
 from weft.benchmark.kernels.contender import RIGHT, worst_error
 from weft.benchmark.kernels.small_operations import Widths, small_operations
-from weft.kernels import commit_step, embedding, gather_step
+from weft.kernels import commit_step, embedding, gather_step, truncate
 from weft.kernels.flash_attention import attention_reference, flash_attention
 from weft.kernels.gather_step import StateTensors
 
 _WIDTHS = Widths(name="smallest", hidden=96, inner=80, packed=112, vocab_size=70, loss_tokens=5)
 _MOST_ROWS = 64
+_SPLIT = 128  # a multiple of every tile of keys
 
 Case = Callable[[torch.device, torch.dtype], float]
 
@@ -30,9 +31,12 @@ def cases() -> dict[str, Case]:
         "flash attention, dense": _flash(None),
         "flash attention, packed": _flash((0, 1, 1, 20, 37)),
         "gather_step and commit_step": _step_state,
-        "paged decode, rotation and write": _decode,
+        "paged decode, rotation and write": _decode(),
+        "paged decode, merge_parts": _decode(split=_SPLIT, lend=False),
+        "paged decode, shares of a long request": _decode(split=_SPLIT, lend=True),
         "paged prefill, rotation and write": _prefill,
         "embedding and its gradient": _embedding,
+        "truncate": _truncate,
     }
     for operation in small_operations(_WIDTHS):
         if operation.inputs[0][0] <= _MOST_ROWS:
@@ -67,14 +71,21 @@ def _flash(starts: tuple[int, ...] | None) -> Case:
     return case
 
 
-def _step(counts: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Step:
-    step = make_step((1, 17, 33), counts, heads=(4, 2), head_dim=64, dtype=dtype, device=device, norm=True)
+def _step(
+    counts: tuple[int, ...], device: torch.device, dtype: torch.dtype, lengths: tuple[int, ...] = (1, 17, 33)
+) -> Step:
+    step = make_step(lengths, counts, heads=(4, 2), head_dim=64, dtype=dtype, device=device, norm=True)
     return replace(step, pool=step.pool.nan_to_num())
 
 
-def _decode(device: torch.device, dtype: torch.dtype) -> float:
-    step = _step((1, 1, 1), device, dtype)
-    return worst_error([decode(step, step.pool.clone())], [own_reference(step.to(torch.float64))[0]])
+def _decode(**options: int | bool) -> Case:
+    """options: of `paged_decode`; with a split of its own, one request is cut into two."""
+
+    def case(device: torch.device, dtype: torch.dtype) -> float:
+        step = _step((1, 1, 1), device, dtype, (1, 17, _SPLIT + 33 if options else 33))
+        return worst_error([decode(step, step.pool.clone(), **options)], [own_reference(step.to(torch.float64))[0]])
+
+    return case
 
 
 def _prefill(device: torch.device, dtype: torch.dtype) -> float:
@@ -91,6 +102,13 @@ def _embedding(device: torch.device, dtype: torch.dtype) -> float:
         output = look_up(leaf, token_ids)
         results.append([output.detach(), *torch.autograd.grad(output, leaf, gradient.to(wide))])
     return worst_error(*results)
+
+
+def _truncate(device: torch.device, dtype: torch.dtype) -> float:
+    logits = torch.randn(3, truncate.BLOCK + 70, device=device, dtype=dtype)
+    temperatures, top_k = torch.tensor([0, 1, 0.5], device=device), torch.tensor([0, 5, 0], device=device)
+    given = logits, temperatures, top_k, torch.tensor([1, 0.9, 0.5], device=device), temperatures / 100
+    return float((truncate.thresholds(*given) != truncate.reference(*given)).sum())
 
 
 def _step_state(device: torch.device, dtype: torch.dtype) -> float:
