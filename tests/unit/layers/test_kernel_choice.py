@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from weft.kernels import few_rows_gemm
-from weft.layers.kernel_choice import ProductShape, Use, choose
+from weft.layers.kernel_choice import MOST_FEW_ROWS, ProductShape, Use, choose
 
 MATRICES: dict[str, tuple[int, int, Use]] = {
     "qkv": (3072, 2048, "plain"),
@@ -28,6 +28,8 @@ def shape_of(name: str, rows: int, dtype: torch.dtype = torch.bfloat16) -> Produ
         (1, {"one_pass": set(MATRICES)}),
         (8, {"few_rows": set(MATRICES)}),
         (64, {"few_rows": set(MATRICES) - {"qkv"}, "library": {"qkv"}}),
+        (MOST_FEW_ROWS - 1, {"few_rows": set(MATRICES) - {"qkv"}, "library": {"qkv"}}),
+        (MOST_FEW_ROWS, {"library": set(MATRICES)}),
         (256, {"library": set(MATRICES)}),
     ],
 )
