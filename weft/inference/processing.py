@@ -13,6 +13,7 @@ from torch import Tensor
 
 from weft.inference.device_state import DeviceState
 from weft.inference.plan import StepPlan
+from weft.inference.processors import penalise_count, penalise_repetition
 from weft.inference.row_processing import RowProcessing
 from weft.inference.step_processing import ProcessedRow, StepProcessing, TokensSoFar
 
@@ -83,3 +84,17 @@ class Processing:
                 for offset in range(count):
                     yield ProcessedRow(first + offset, row, self._running[row].processing)
             place += count
+
+
+def rehearse(num_rows: int, vocab_size: int, num_tokens: int, device: torch.device) -> None:
+    """Take as much memory as processing ever takes beside a step, and give it back: for who measures steps.
+
+    num_tokens: of the longest request.
+    """
+    logits = torch.zeros(num_rows, vocab_size, device=device)
+    places = torch.zeros(num_rows, num_tokens, dtype=torch.int64, device=device)
+    penalties = torch.ones(num_rows, 1, device=device)
+    penalise_repetition(logits, places, penalties)
+    penalise_count(
+        logits, places, torch.ones_like(places, dtype=logits.dtype), penalties, penalties, torch.zeros_like(logits)
+    )

@@ -18,9 +18,10 @@ from torch import Tensor
 from weft.attention.interface import Cache
 from weft.batch import SamplingRows
 from weft.config import BlockGeometry, Limits
+from weft.inference import logprobs, processing
 from weft.inference.device_state import DeviceState
 from weft.inference.graphs import StepGraphs
-from weft.inference.logprobs import LogitsOf, LogprobRows, as_drawn, rehearse
+from weft.inference.logprobs import LogitsOf, LogprobRows, as_drawn
 from weft.inference.plan import StepPlan
 from weft.inference.processing import Processing
 from weft.inference.sampler import KernelSampler, Sampler, cuts
@@ -131,7 +132,8 @@ class ModelRunner:
         before = torch.cuda.mem_get_info(device)[0]
         for size in reversed(sizes.longest):  # whatever is compiled for launched steps is compiled here
             program.run(size)
-        rehearse(self._vocab_size, device)
+        logprobs.rehearse(self._vocab_size, device)
+        processing.rehearse(self._limits.max_num_seqs, self._vocab_size, self._limits.max_model_len, device)
         if with_graphs:
             largest = max(sizes.captured, key=lambda size: (size.is_decode, size))
             StepGraphs(program, {max(sizes.captured), largest})

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
@@ -19,7 +20,7 @@ from transformers import (
 )
 
 from tests.unit.inference.processed import Asked, plan_of, processed, state_of
-from weft.inference.processing import Processing
+from weft.inference.processing import Processing, rehearse
 
 VOCAB = 23
 EOS = (3, 7)
@@ -193,3 +194,23 @@ def test_processing_reads_nothing_back_from_the_device() -> None:
         found = processing(plan, torch.zeros(2, VOCAB, dtype=torch.bfloat16, device="cuda"), lengths, row_each=True)
     assert found.shape == (2, VOCAB)
     assert found.dtype == torch.float32
+
+
+def test_what_is_rehearsed_is_as_large_as_what_is_done() -> None:
+    """Two tensors of the vocabulary for every row, and the tokens so far."""
+
+    class Sizes(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.elements: list[int] = []
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, Tensor):
+                self.elements.append(result.numel())
+            return result
+
+    with Sizes() as sizes:
+        rehearse(3, 1000, 20, torch.device("cpu"))
+    assert sizes.elements.count(3 * 1000) >= 2
+    assert 3 * 20 in sizes.elements
