@@ -62,6 +62,8 @@ def _generate(options: argparse.Namespace) -> int:
     params = sampling_params(options, SamplingParams())
     if options.stream and params.n > 1:
         raise ConfigError(f"--stream shows one answer as it comes, got --n {params.n}", hint="leave out one of them")
+    if params.logprobs is not None and not options.json:
+        raise ConfigError(f"--logprobs {params.logprobs} is shown in JSON alone", hint="add --json")
 
     from weft.llm import LLM  # seconds to import: --help and a bad argument should not wait for them
 

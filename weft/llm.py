@@ -22,6 +22,7 @@ from weft.model_defaults import default_params
 from weft.models.checkpoint.source import open_checkpoint
 from weft.outputs import RequestOutput
 from weft.text_engine import TextEngine
+from weft.tokenizer.chat import RESERVED
 from weft.tokenizer.hub import HubTokenizer
 
 # A text, token ids, or a mapping with one of the two under `prompt` or `prompt_token_ids`.
@@ -252,6 +253,16 @@ def _chat_options(
 ) -> dict[str, Any]:
     if tools is not None:
         raise RequestError(f"weft has no tool calls yet, got tools={shown(tools)}", hint="describe them in a message")
+    if chat_template is not None and not isinstance(chat_template, str):
+        raise RequestError(f"chat_template must be a text or None, got {shown(chat_template)}")
+    if variables is not None and not isinstance(variables, Mapping):
+        raise RequestError(f"chat_template_kwargs must be a mapping from names to values, got {shown(variables)}")
+    for name in variables or ():
+        if not isinstance(name, str) or name in RESERVED:
+            raise RequestError(
+                f"chat_template_kwargs holds {shown(name)}, which is no variable of a template's own",
+                hint="what is said, and how the prompt ends, have arguments of their own",
+            )
     return {
         **(variables or {}),
         "add_generation_prompt": add_generation_prompt,

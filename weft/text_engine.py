@@ -106,9 +106,8 @@ class TextEngine:
         return outputs
 
     def _answers(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> list[_Answer]:
+        """Their ids in the engine end in their number, of a single one too: no two requests can have the same."""
         first = self._params_of_tokens(params)
-        if params.n == 1:
-            return [_Answer(request_id, prompt_token_ids, first)]
         seeds = [None if params.seed is None else (params.seed + index) % 2**64 for index in range(params.n)]
         return [
             _Answer(
@@ -132,7 +131,7 @@ class TextEngine:
                 f"stop={params.stop!r} is looked for in the text, and skip_tokenizer_init=True leaves none",
                 hint="stop_token_ids stop without a text",
             )
-        return replace(params, n=1, stop=(), bad_words=self._words(params.bad_words))
+        return replace(params, n=1, stop=(), bad_words=self._words(params.bad_words or ()))
 
     def _words(self, words: Sequence[str | Sequence[int]]) -> list[Sequence[int]]:
         """Every word as token ids, with a space before it and without, since it may stand in mid-text or begin one.
@@ -151,6 +150,9 @@ class TextEngine:
                 )
             bare = word.lstrip() or word
             for spelled in (bare, f" {bare}"):
-                found[tuple(self._tokenizer.encode(spelled, add_special_tokens=False))] = None
+                try:
+                    found[tuple(self._tokenizer.encode(spelled, add_special_tokens=False))] = None
+                except RequestError as error:  # half of a surrogate pair
+                    raise SamplingParamsError(f"bad_words holds {word!r}: {error.message}") from error
         found.pop((), None)
         return list(found)

@@ -203,6 +203,24 @@ def test_bad_conversations_are_named_by_place_and_none_is_served(llm: LLM, tmp_p
     assert not llm.engine.has_unfinished_requests()
 
 
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chat_template": 5}, "chat_template must be a text or None, got 5"),
+        ({"chat_template_kwargs": [5]}, "chat_template_kwargs must be a mapping"),
+        ({"chat_template_kwargs": {5: 1}}, "chat_template_kwargs holds 5"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs holds 'messages'"),
+        ({"chat_template_kwargs": {"inner": 1}}, "chat_template_kwargs holds 'inner'"),
+        ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs holds 'add_gen"),
+    ],
+)
+def test_what_a_template_is_given_is_checked(llm: LLM, options: dict[str, Any], message: str) -> None:
+    for call in (llm.chat, llm.stream_chat):
+        with pytest.raises(RequestError, match=f"^{message}"):
+            call([USER], GREEDY, **options)  # type: ignore[arg-type]
+
+
 def test_without_a_tokenizer_a_conversation_is_refused(tmp_path: Path) -> None:
     tokens_only = LLM(str(save_text_model(tmp_path, bos=False)), skip_tokenizer_init=True)
     with pytest.raises(RequestError, match=r"a conversation needs a tokenizer"):

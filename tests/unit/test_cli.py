@@ -142,12 +142,24 @@ def test_a_seed_repeats_a_text(model: str, capsys: pytest.CaptureFixture[str]) -
         (["row", "--top-k", "-2"], "top_k must be an integer from -1 on, got -2", "0 or -1 is all"),
         (["row", "--n", "2"], "n=2 answers at temperature=0 are all the same", "a temperature above 0"),
         (["row", "--n", "2", "--temperature", "1", "--stream"], "--stream shows one answer", "leave out one"),
+        (["row", "--logprobs", "2"], "--logprobs 2 is shown in JSON alone", "add --json"),
         (["row", "--max-tokens", "2", "--min-tokens", "3"], "min_tokens=3 is more than max_tokens=2", ""),
         (["row", "--dtype", "fp8"], "unknown dtype='fp8'", "one of auto, float32"),
         (["row", "--max-model-len", "65"], "max_model_len=65 exceeds the 64 positions", "never trained"),
         (["", "--max-tokens", "5"], "prompts[0]: the prompt has no tokens", "BOS"),
     ],
-    ids=["model", "max_tokens", "top_k", "n greedy", "n streamed", "min_tokens", "dtype", "max_model_len", "prompt"],
+    ids=[
+        "model",
+        "max_tokens",
+        "top_k",
+        "n greedy",
+        "streamed",
+        "logprobs",
+        "min_tokens",
+        "dtype",
+        "max_model_len",
+        "prompt",
+    ],
 )
 def test_an_error_is_said_once_with_its_hint_and_exits_2(
     arguments: list[str], message: str, hint: str, model: str, capsys: pytest.CaptureFixture[str]

@@ -210,6 +210,12 @@ def test_bad_words_do_not_occur_in_mid_text_or_at_its_beginning(llm: LLM) -> Non
         assert not any(tuple(said[place : place + len(words)]) == words for place in range(len(said)))
 
 
+def test_a_bad_word_that_is_no_text_is_refused_by_name(llm: LLM) -> None:
+    text = TextEngine(llm.engine, llm.tokenizer)
+    with pytest.raises(SamplingParamsError, match=r"^bad_words holds 'a\\ud800'.*is no Unicode"):
+        text.validate(PROMPT, replace(FREE, bad_words=["a\ud800"]))
+
+
 def test_logprobs_and_prompt_logprobs_come_with_what_their_tokens_show(llm: LLM) -> None:
     params = replace(WARM, n=2, logprobs=2, prompt_logprobs=1)
     (output,) = run(llm, PROMPT, params)
@@ -246,6 +252,17 @@ def test_what_needs_a_text_is_refused_without_a_tokenizer(llm: LLM, params: Samp
             call(PROMPT, params)
         assert caught.value.hint is not None
     assert text.open_requests == []
+
+
+@pytest.mark.parametrize("requests", [{"r": 3, "r/0": 1, "r/1": 2}, {"r/0": 1, "r/1": 1, "r": 3}], ids=list)
+def test_a_request_may_be_called_as_another_ones_answer_would_be(requests: dict[str, int], llm: LLM) -> None:
+    text = TextEngine(llm.engine, llm.tokenizer)
+    for request_id, n in requests.items():
+        text.add_request(request_id, None, PROMPT, replace(WARM, n=n))
+    counts = {}
+    while text.has_unfinished_requests():
+        counts.update({output.request_id: len(output.outputs) for output in text.step()})
+    assert counts == requests
 
 
 def test_a_refused_request_leaves_nothing(llm: LLM) -> None:

@@ -150,7 +150,6 @@ class Engine:
             if text is not None and not isinstance(text, str):
                 raise RequestError(f"{name} must be a string or None, got {shown(text)}")
         self._check_queue(len(token_ids))
-        eos = () if params.ignore_eos else self.eos_token_ids
         self._scheduler.add(
             Request(
                 request_id=request_id,
@@ -158,7 +157,7 @@ class Engine:
                 num_prompt_tokens=len(token_ids),
                 params=params,
                 seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
-                stop_token_ids=frozenset((*eos, *params.stop_token_ids)),
+                stop_token_ids=self._stop_token_ids(params),
                 max_len=self._max_len(len(token_ids), params),
                 cache_salt=cache_salt,
                 arrival_s=self._clock(),
@@ -205,11 +204,11 @@ class Engine:
                 hint="LLM and TextEngine take it",
             )
         token_ids_by_name: list[tuple[str, Iterable[int]]] = [
-            ("stop_token_ids", params.stop_token_ids),
+            ("stop_token_ids", params.stop_token_ids or ()),
             ("allowed_token_ids", params.allowed_token_ids or ()),
             ("logit_bias", dict(params.logit_bias or ())),
         ]
-        for word in params.bad_words:
+        for word in params.bad_words or ():
             if isinstance(word, str):
                 raise SamplingParamsError(
                     f"bad_words holds {word!r}, and the engine knows no text", hint="give lists of token ids"
@@ -227,6 +226,20 @@ class Engine:
                 "that the prompt leaves room for",
                 hint="lower min_tokens, shorten the prompt, or raise max_model_len",
             )
+        if params.allowed_token_ids is not None:
+            ruled_out = {word[0] for word in params.bad_words or () if len(word) == 1}
+            if params.min_tokens:
+                ruled_out |= self._stop_token_ids(params)
+            if ruled_out.issuperset(params.allowed_token_ids):
+                raise SamplingParamsError(
+                    f"allowed_token_ids={params.allowed_token_ids!r} leaves no first token: bad_words, or "
+                    f"min_tokens={params.min_tokens} with the ids that stop, rule out all of them"
+                )
+
+    def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
+        """Every id that ends a request."""
+        eos = () if params.ignore_eos else self.eos_token_ids
+        return frozenset((*eos, *(params.stop_token_ids or ())))
 
     def _max_len(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         """Total tokens at which a request ends by length: asked for, or as many as context and pool hold."""

@@ -41,8 +41,9 @@ class RowProcessing:
         ):
             return None
         biases = dict(params.logit_bias or ())
-        words: list[Sequence[int]] = [word for word in params.bad_words if not isinstance(word, str)]
-        assert len(words) == len(params.bad_words), "the engine refuses words that are no token ids"
+        bad_words = params.bad_words or ()
+        words: list[Sequence[int]] = [word for word in bad_words if not isinstance(word, str)]
+        assert len(words) == len(bad_words), "the engine refuses words that are no token ids"
         return cls(
             prompt_length=admission.num_prompt_tokens,
             allowed=None if params.allowed_token_ids is None else torch.tensor(sorted(set(params.allowed_token_ids))),

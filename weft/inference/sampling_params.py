@@ -53,7 +53,8 @@ class SamplingParams:
     seed: of the noise, in [0, 2**64); None draws one from the engine's.
     max_tokens: new tokens at most; None is all that the context holds.
     min_tokens: until so many, neither EOS nor stop token ids nor stop strings end the output.
-    stop: strings that end the output.   include_stop_str_in_output: whether the text shows the one that did.
+    stop: strings that end the output; None is none, here as in other lists.
+    include_stop_str_in_output: whether the text shows the stop string, or token, that ended it.
     stop_token_ids: ids that end the output, beside the model's EOS ids; the id itself is part of the output.
     ignore_eos: do not stop at the model's EOS ids (stop_token_ids still stop).
     presence_penalty, frequency_penalty: taken from the logits of tokens in the output, once or per occurrence.
@@ -75,15 +76,15 @@ class SamplingParams:
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
+    stop: str | Sequence[str] | None = ()
+    stop_token_ids: Sequence[int] | None = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None
-    bad_words: Sequence[str | Sequence[int]] = ()
+    bad_words: Sequence[str | Sequence[int]] | None = ()
     allowed_token_ids: Sequence[int] | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -99,7 +100,9 @@ class SamplingParams:
             if not isinstance(getattr(self, name), bool):
                 raise SamplingParamsError(f"{name} must be True or False, got {shown(getattr(self, name))}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise SamplingParamsError(f"min_tokens={shown(self.min_tokens)} is more than max_tokens={self.max_tokens}")
+            raise SamplingParamsError(
+                f"min_tokens={shown(self.min_tokens)} is more than max_tokens={shown(self.max_tokens)}"
+            )
         if self.n > 1 and self.temperature == 0:
             raise SamplingParamsError(
                 f"n={self.n} answers at temperature=0 are all the same", hint="n=1, or a temperature above 0"
@@ -136,10 +139,10 @@ class SamplingParams:
 
     def _collections(self) -> dict[str, object]:
         return {
-            "stop": _stop_strings(self.stop),
-            "stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids),
+            "stop": () if self.stop is None else _stop_strings(self.stop),
+            "stop_token_ids": () if self.stop_token_ids is None else _token_ids("stop_token_ids", self.stop_token_ids),
             "logit_bias": None if self.logit_bias is None else _biases(self.logit_bias),
-            "bad_words": _words(self.bad_words),
+            "bad_words": () if self.bad_words is None else _words(self.bad_words),
             "allowed_token_ids": None if self.allowed_token_ids is None else _allowed(self.allowed_token_ids),
         }
 
@@ -201,7 +204,7 @@ def _stop_strings(values: Any) -> tuple[str, ...]:
 def _words(values: Any) -> tuple[str | tuple[int, ...], ...]:
     words = _listed("bad_words", values, "a list of words or of lists of token ids")
     for word in words:
-        if isinstance(word, bytes) or not isinstance(word, Sequence) or not len(word):
+        if isinstance(word, bytes | bytearray | memoryview) or not isinstance(word, Sequence) or not len(word):
             raise SamplingParamsError(f"bad_words must hold words or lists of token ids, got {shown(word)}")
     return tuple(word if isinstance(word, str) else _token_ids("bad_words", word) for word in words)
 
@@ -221,7 +224,7 @@ def _biases(values: Any) -> tuple[tuple[int, float], ...]:
 
 
 def _listed(name: str, values: Any, kind: str) -> tuple[Any, ...]:
-    if isinstance(values, str | bytes) or not isinstance(values, Sequence):
+    if isinstance(values, str | bytes | bytearray | memoryview) or not isinstance(values, Sequence):
         raise SamplingParamsError(f"{name} must be {kind}, got {shown(values)}")
     return tuple(values)
 

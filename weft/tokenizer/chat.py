@@ -11,6 +11,15 @@ _PART_AS_TEXT = "{'type': 'text'"  # what a template makes of a part that it tak
 # Roles that every template may be given; others are known if the template names them.
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
+# What a template's own variables cannot be called: arguments of `render`, and of HuggingFace's function.
+RESERVED = frozenset(
+    (
+        *("inner", "messages", "conversation", "tools", "chat_template", "add_generation_prompt"),
+        *("continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length"),
+        *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+    )
+)
+
 
 def render(
     inner: Any,

@@ -21,15 +21,15 @@ REFUSED: dict[str, list[Any]] = {
     "seed": [True, "1", 1.0, -1, 2**64, math.nan],
     "max_tokens": [True, "16", 16.0, 0, -1, math.inf],
     "min_tokens": [True, "1", 1.0, None, -1],
-    "stop": ["", b"a", 5, None, {"a"}, [""], ["a", ""], [b"a"], [5], [None]],
-    "stop_token_ids": ["12", b"12", 5, None, {5}, iter([5]), [True], ["5"], [1.0], [-1], [2, None]],
+    "stop": ["", b"a", bytearray(b"a"), 5, {"a"}, [""], ["a", ""], [b"a"], [5], [None]],
+    "stop_token_ids": ["12", b"12", bytearray(b"12"), 5, {5}, iter([5]), [True], ["5"], [1.0], [-1], [2, None]],
     "include_stop_str_in_output": [0, 1, "yes", None],
     "ignore_eos": [0, 1, "yes", None],
     "presence_penalty": [True, "1", None, math.nan, -2.1, 2.1, math.inf],
     "frequency_penalty": [True, "1", None, math.nan, -2.1, 2.1, -math.inf],
     "repetition_penalty": [True, "1", None, math.nan, 0, -1.0, 1e-7, 1e7, math.inf],
     "logit_bias": [5, "a", [5], {"5": 1}, {True: 1}, {-1: 1}, {1.0: 1}, {5: "1"}, {5: True}, {5: math.nan}, {5: 101}],
-    "bad_words": ["word", b"word", 5, None, {"a"}, [""], [[]], [5], [b"a"], [["a"]], [[-1]], [[True]], [[1.0]]],
+    "bad_words": ["word", b"word", 5, {"a"}, [""], [[]], [5], [bytearray(b"a")], [["a"]], [[-1]], [[True]], [[1.0]]],
     "allowed_token_ids": ["12", 5, {5}, [], (), [True], ["5"], [-1], [1.0]],
     "logprobs": [True, "1", 1.0, -2, 21],
     "prompt_logprobs": [True, "1", 1.0, -2, 21],
@@ -120,6 +120,19 @@ def test_a_contradiction_is_refused_with_both_values(given: dict[str, Any], mess
         SamplingParams(**given)
     for name, value in given.items():
         SamplingParams(**{name: min(value, 16) if name == "min_tokens" else value})  # each alone is none
+
+
+@pytest.mark.parametrize("name", ["stop", "stop_token_ids", "bad_words"])
+def test_none_is_an_empty_list_as_in_the_openai_api(name: str) -> None:
+    assert SamplingParams(**{name: None}) == SamplingParams()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED.keys() - {"top_k", "max_tokens"}))
+def test_a_number_too_long_to_be_written_out_is_refused_like_any_other(name: str) -> None:
+    huge = 10**9999
+    value = {"logit_bias": {5: huge}, "bad_words": [huge], "stop": [huge]}.get(name, huge)
+    with pytest.raises(SamplingParamsError, match=rf"^{name}.*a number of 33216 bits"):
+        SamplingParams(**{name: value})
 
 
 def test_one_stop_string_is_a_list_of_one() -> None:

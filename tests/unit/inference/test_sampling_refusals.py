@@ -20,6 +20,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"bad_words": [[3], "word"]}, "bad_words holds 'word', and the engine knows no text"),
     ({"stop_token_ids": [10**5000]}, "stop_token_ids holds a number of 16610 bits, outside"),
     ({"min_tokens": 10**5000, "max_tokens": None}, "min_tokens=a number of 16610 bits is more than the 61"),
+    ({"allowed_token_ids": [6], "bad_words": [[3], [6]]}, r"allowed_token_ids=\(6,\) leaves no first token: bad_words"),
+    ({"allowed_token_ids": [1, 6], "min_tokens": 1, "stop_token_ids": [6]}, r"allowed_token_ids=\(1, 6\) leaves no"),
     ({"min_tokens": CONTEXT, "max_tokens": None}, "min_tokens=64 is more than the 61 that the prompt leaves room for"),
 ]
 
