@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from weft.config import ModelConfig
+from weft.config import ExecutionConfig, ModelConfig
 from weft.errors import ConfigError
+from weft.inference import startup
 from weft.inference.device_state import DeviceState
 from weft.inference.engine import Engine
 from weft.inference.placement import place
@@ -77,6 +78,27 @@ def test_fused_operations_in_the_interpreter_are_those_that_were_asked_for(
     with pytest.raises(ConfigError, match=message) as caught:
         build(operations="fused", attention_backend="paged_gather", **options)
     assert hint in str(caught.value.hint)
+
+
+def _noted(names: list[str]) -> Callable[[str], str]:
+    def note(name: str) -> str:
+        names.append(name)
+        return name
+
+    return note
+
+
+@pytest.mark.parametrize("choice", ["one_pass", "few_rows", "library"])
+def test_a_forced_kernel_is_what_operations_are_made_with(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("weft.kernels._jit.HAS_TRITON", True)
+    asked: list[str] = []
+    monkeypatch.setattr("weft.inference.startup.forced", _noted(asked))
+    monkeypatch.setattr("weft.inference.startup.FusedOperations", lambda _attend, choose: choose)
+    execution = ExecutionConfig(operations="fused", kernel_choice=choice)
+    placement = place(ModelConfig(model="m", device="cpu", cpu_linear="plain"), None)
+    name, operations = startup._operations(execution, placement)
+    assert (name, asked, operations(lambda *_: None)) == (f"fused ({choice})", [choice], choice)
 
 
 def test_fused_operations_where_no_kernel_runs_are_an_error(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
