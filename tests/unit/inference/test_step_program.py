@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from types import CodeType
 from typing import Any
@@ -90,6 +91,23 @@ def test_a_chunk_of_one_token_is_no_decode(build: Build) -> None:
     plain = build(operations="plain", **options)
     plain.add_request("a", [3, 4, 7], GREEDY)
     assert said == [token for _ in range(5) for output in plain.step() for token in output.new_token_ids]
+
+
+def test_a_step_that_is_sampled_again_leaves_the_prompts_beside_it_alone(build: Build) -> None:
+    """Only a row with processors asks for it, and what a chunk samples is nobody's then either."""
+    said = []
+    for operations, backend in (("fused", "paged_triton"), ("plain", "auto")):
+        engine = build(
+            device="cpu", operations=operations, attention_backend=backend, max_num_seqs=2, max_chunk_tokens=1
+        )
+        tokens: dict[str, list[int]] = {"processed": [], "chunked": []}
+        engine.add_request("processed", [5], replace(GREEDY, max_tokens=8, repetition_penalty=1.5))
+        engine.add_request("chunked", [3, 4, 7, 9], replace(GREEDY, max_tokens=3))
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                tokens[output.request_id] += output.new_token_ids
+        said.append(tokens)
+    assert said[0] == said[1]
 
 
 def test_a_step_that_fails_half_way_leaves_the_count_of_steps_right(engine: Engine, build: Build) -> None:
