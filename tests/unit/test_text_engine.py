@@ -106,6 +106,22 @@ def test_a_full_queue_makes_the_others_wait_and_loses_none(folder: Path) -> None
     assert [len(answer.token_ids) for answer in output.outputs] == [8] * 4
 
 
+def test_those_who_wait_for_a_full_queue_are_aborted_with_their_request(folder: Path) -> None:
+    small = LLM(str(folder), max_num_seqs=1, max_num_queued_requests=1)
+    text = TextEngine(small.engine, small.tokenizer)
+    text.add_request("r", None, PROMPT, replace(WARM, n=4))
+    while not text._due:
+        text.step()
+    (output,) = text.abort("r")
+    assert [answer.finish_reason for answer in output.outputs] == ["abort"] * 4
+    text.add_request("s", None, PROMPT, WARM)  # whoever came now would come out of nowhere
+    outputs = []
+    while text.has_unfinished_requests():
+        outputs += text.step()
+    assert [output.request_id for output in outputs] == ["s"]
+    assert not small.engine.has_unfinished_requests()
+
+
 def stop_in(text: str) -> str:
     """Three characters from the middle of the text that stand there for the first time."""
     return next(
