@@ -22,7 +22,7 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0, "logit_bias": {1: 100}, "min_tokens": 4},
     {"seed": 7, "logit_bias": {5: 100}, "min_tokens": 6, "temperature": 0.7},
     {"seed": 8, "allowed_token_ids": [*range(10, 40)], "bad_words": [[10], [11, 12]]},
-    {"temperature": 0, "allowed_token_ids": [1, 5], "min_tokens": 2},  # nothing to say
+    {"temperature": 0, "allowed_token_ids": [7, 8], "bad_words": [[89, 7], [89, 8]]},  # nothing to say after its prompt
     {"seed": 9, "repetition_penalty": 0.7, "presence_penalty": -1, "top_p": 0.8},
 ]
 PROMPTS = [[(7 * place + step) % 90 + 6 for step in range(1 + 3 * place % 17)] for place in range(len(KINDS))]
