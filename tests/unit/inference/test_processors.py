@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from transformers import (
 )
 
 from tests.unit.inference.processed import Asked, plan_of, processed, state_of
+from weft.inference.plan import StepPlan
 from weft.inference.processing import Processing, rehearse
 
 VOCAB = 23
@@ -214,3 +216,26 @@ def test_what_is_rehearsed_is_as_large_as_what_is_done() -> None:
         rehearse(3, 1000, 20, torch.device("cpu"))
     assert sizes.elements.count(3 * 1000) >= 2
     assert 3 * 20 in sizes.elements
+
+
+def test_processors_joined_for_one_step_serve_no_other() -> None:
+    """The same rows again: of somebody else, who asks for nothing; or where each request has a row of logits."""
+    state = state_of()
+    processing = Processing(state)
+    biased = Asked([3], 1, {"logit_bias": {4: 5.0}})
+
+    def changed(plan: StepPlan, rows: int, *, row_each: bool) -> list[int]:
+        ones = torch.ones(rows, dtype=torch.int64)
+        logits = processing(plan, torch.zeros(rows, 8), ones, row_each=row_each)
+        return [row for row, value in enumerate(logits[:, 4].tolist()) if value]
+
+    both = plan_of([biased, biased])
+    for apply in (state.apply, processing.apply):
+        apply(both)
+    assert changed(both, 2, row_each=False) == [0, 1]
+    other = plan_of([Asked([3], 1), biased])
+    processing.apply(replace(other, admissions=other.admissions[:1]))
+    assert changed(other, 2, row_each=False) == [1]
+    without = replace(other, num_logit_rows=(0, 1), admissions=())
+    assert changed(without, 1, row_each=False) == [0]
+    assert changed(without, 2, row_each=True) == [1]
