@@ -30,8 +30,10 @@ class Subject:
         sampler: Sampler | None = None,
         show_progress: bool = False,
     ) -> None:
-        self._logits: dict[str, list[Float[Tensor, "V"]]] = defaultdict(list)
-        self.engine = Engine(config, checkpoint, sampler=sampler, observe=self._record, show_progress=show_progress)
+        self._seen = _Logits()
+        self.engine = Engine(
+            config, checkpoint, sampler=sampler, observe=self._seen.record, show_progress=show_progress
+        )
 
     def run(
         self,
@@ -46,7 +48,7 @@ class Subject:
         arrivals: the step before which each is added; None adds all at once, in the order given.
         on_finished: called as each one ends.
         """
-        self._logits.clear()
+        self._seen.by_request.clear()
         tokens: dict[str, list[int]] = defaultdict(list)
         ended: dict[str, FinishReason] = {}
         for step in count():
@@ -72,14 +74,23 @@ class Subject:
 
     def _logits_of(self, request_id: str, num_tokens: int, reason: FinishReason) -> list[Float[Tensor, "V"]]:
         """A row for each token said. With overlap the step after a stop token is under way when that one is read."""
-        rows = self._logits[request_id]
+        rows = self._seen.by_request[request_id]
         is_overrun = self.engine.overlaps and reason == "stop" and len(rows) == num_tokens + 1
         return rows[:num_tokens] if is_overrun else rows
 
-    def _record(self, plan: StepPlan, logits: Float[Tensor, "R V"]) -> None:
+
+class _Logits:
+    """What an engine was seen to compute. It knows no engine, so that a subject leaves with its last reference: in a
+    circle of the two a whole model would wait for the garbage collector, which does not see how large it is.
+    """
+
+    def __init__(self) -> None:
+        self.by_request: dict[str, list[Float[Tensor, "V"]]] = defaultdict(list)
+
+    def record(self, plan: StepPlan, logits: Float[Tensor, "R V"]) -> None:
         owners = (name for name, rows in zip(plan.request_ids, plan.num_logit_rows, strict=True) if rows)
         for request_id, row in zip(owners, logits.cpu(), strict=True):
-            self._logits[request_id].append(row)
+            self.by_request[request_id].append(row)
 
 
 class ForcedSampler:
