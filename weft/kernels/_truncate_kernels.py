@@ -15,14 +15,14 @@ from weft.kernels._jit import jit, tl
 def _key(value):
     """32 bits in the order of float32 numbers; both zeros, of which a maximum may be either, have the same."""
     bits = tl.where(value == 0.0, 0.0, value).to(tl.uint32, bitcast=True)
-    return tl.where((bits >> 31) != 0, ~bits, bits | 0x80000000)
+    return tl.where((bits >> 31) != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
 
 @jit
 def _number(key, SHIFT: tl.constexpr):
     """Of a key whose lowest SHIFT bits are still zeros: they are ones in the keys of narrow negative numbers."""
     negative = key < 0x80000000
-    bits = tl.where(negative, ~(key | ((1 << SHIFT) - 1)), key & 0x7FFFFFFF)
+    bits = tl.where(negative, (key | ((1 << SHIFT) - 1)) ^ 0xFFFFFFFF, key & 0x7FFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
 
