@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.unit.inference.planting import planted_in
 from weft.config import EngineConfig
 from weft.inference import logprobs, runner
 from weft.inference.engine import Engine
@@ -281,12 +282,8 @@ FAULTS = [
 
 @pytest.fixture
 def edited(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
-    old, new = request.param
-    source = Path(str(logprobs.__file__)).read_text()
-    assert source.count(old) == 1, f"logprobs.py holds {source.count(old)} times: {old!r}"
-    module = ModuleType("weft.inference.logprobs")
-    exec(compile(source.replace(old, new), str(logprobs.__file__), "exec"), module.__dict__)
-    return module
+    with planted_in(("logprobs",), [("logprobs", *request.param)]) as made:
+        yield made["logprobs"]
 
 
 @pytest.mark.parametrize(

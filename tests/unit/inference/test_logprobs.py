@@ -1,7 +1,6 @@
 """Scores of rows of logits: equal to float64, ranks and ties as documented, of a row alone, never all rows at once."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.unit.inference.planting import planted_in
 from weft.inference import logprobs as real
 from weft.inference.plan import Admission, PromptRows, StepPlan
 from weft.inference.sampling_params import SamplingParams
@@ -356,12 +356,8 @@ FAULTS = [
 
 @pytest.fixture
 def edited(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
-    old, new = request.param
-    source = Path(str(real.__file__)).read_text()
-    assert source.count(old) == 1, f"logprobs.py holds {source.count(old)} times: {old!r}"
-    module = ModuleType("weft.inference.logprobs")
-    exec(compile(source.replace(old, new), str(real.__file__), "exec"), module.__dict__)
-    return module
+    with planted_in(("logprobs",), [("logprobs", *request.param)]) as made:
+        yield made["logprobs"]
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)

@@ -1,44 +1,27 @@
 """What goes wrong in processors, planted: each fault breaks a law that holds without it."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from math import inf
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from tests.unit.inference.planting import Edit, planted_in
 from tests.unit.inference.processed import Asked, processed
 
 MODULES = ("processors", "row_processing", "step_processing", "processing")
 EOS = frozenset({3, 7})
-Edit = tuple[str, str, str]
 
 
 @contextmanager
 def planted(edits: Sequence[Edit]) -> Iterator[ModuleType]:
     """The module of `Processing` with the edits made to it and to what it imports; nobody else sees them."""
-    full = {name: f"weft.inference.{name}" for name in MODULES}
-    real = {name: import_module(full[name]) for name in MODULES}
-    try:
-        for name in MODULES:  # in this order each finds the ones before
-            path = Path(str(real[name].__file__))
-            source = path.read_text()
-            for _, old, new in (edit for edit in edits if edit[0] == name):
-                assert source.count(old) == 1, f"{path.name} holds {source.count(old)} times: {old!r}"
-                source = source.replace(old, new)
-            module = ModuleType(full[name])
-            module.__file__ = str(path)
-            sys.modules[full[name]] = module
-            exec(compile(source, str(path), "exec"), module.__dict__)
-        yield sys.modules[full["processing"]]
-    finally:
-        sys.modules |= {full[name]: module for name, module in real.items()}
+    with planted_in(MODULES, edits) as made:
+        yield made["processing"]
 
 
 def found(module: ModuleType, *asked: Asked, logit: float = 2.0) -> list[list[float]]:

@@ -4,15 +4,14 @@ A fault is a replacement in the source of the scheduler, the allocator, the pref
 whose text is no longer there is an error.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tests.unit.inference.planting import planted_in
 from weft.config import BlockGeometry, SchedulerConfig
 from weft.inference.plan import StepPlan
 from weft.inference.policies import build_policy
@@ -169,19 +168,5 @@ def fault(report: str, law: Callable[[ModuleType], None], *edits: tuple[str, str
 def planted(edits: Sequence[tuple[str, str, str]]) -> Iterator[ModuleType]:
     """The scheduler's module with the edits made to it and to what it imports; nobody else sees them."""
     names = ("block_allocator", "prefix_cache", "policies.fair", "prompt_scores", "scheduler", "pipeline")
-    full = {name: f"weft.inference.{name}" for name in names}
-    real = {name: import_module(full[name]) for name in names}
-    try:
-        for name in names:  # in this order each finds the ones before
-            path = Path(str(real[name].__file__))
-            source = path.read_text()
-            for _, old, new in (edit for edit in edits if edit[0] == name):
-                assert source.count(old) == 1, f"{path.name} holds {source.count(old)} times: {old!r}"
-                source = source.replace(old, new)
-            module = ModuleType(full[name])
-            module.__file__ = str(path)
-            sys.modules[full[name]] = module
-            exec(compile(source, str(path), "exec"), module.__dict__)
-        yield sys.modules[full["scheduler"]]
-    finally:
-        sys.modules |= {full[name]: module for name, module in real.items()}
+    with planted_in(names, edits) as made:
+        yield made["scheduler"]
