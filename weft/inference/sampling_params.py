@@ -33,6 +33,7 @@ _UNSUPPORTED = {
     **dict.fromkeys(("bad_words_ids", "suppress_tokens"), "bad_words takes words and lists of token ids"),
     **dict.fromkeys(("logits_processors", "logits_processor", "sequence_bias"), "logit_bias and bad_words are there"),
     **dict.fromkeys(("top_logprobs", "prompt_logprob", "logprob_token_ids"), "logprobs takes a number"),
+    **dict.fromkeys(("speculative_config", "num_speculative_tokens"), "there is no speculative decoding yet"),
     "do_sample": "temperature=0 is greedy",
     "output_kind": "LLM.stream gives pieces, LLM.generate the whole",
     "truncate_prompt_tokens": "shorten the prompt before it is given",
@@ -198,6 +199,8 @@ def _stop_strings(values: Any) -> tuple[str, ...]:
     for string in strings:
         if not isinstance(string, str) or not string:
             raise SamplingParamsError(f"stop must hold strings of at least one character, got {shown(string)}")
+        if any("\ud800" <= character <= "\udfff" for character in string):
+            raise SamplingParamsError(f"stop holds {string!r}, half of a surrogate pair, which no text has")
     return strings
 
 
@@ -219,6 +222,8 @@ def _biases(values: Any) -> tuple[tuple[int, float], ...]:
             raise SamplingParamsError(
                 f"logit_bias must hold token ids, got {shown(token)}", hint="token ids are integers"
             )
+        if int(token) in biases:
+            raise SamplingParamsError(f"logit_bias holds token {int(token)} twice", hint="one number for each token")
         biases[int(token)] = _number(f"logit_bias[{shown(token)}]", bias, -MAX_BIAS, MAX_BIAS)
     return tuple(sorted(biases.items()))
 
