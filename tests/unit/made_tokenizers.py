@@ -1,7 +1,7 @@
 """Tokenizers made on the spot, one of each way to decode, as HuggingFace saves and loads them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -27,6 +27,15 @@ def byte_level() -> Tokenizer:
     inner.train_from_iterator(
         CORPUS,
         trainers.BpeTrainer(vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False),
+    )
+    return inner
+
+
+def byte_level_of_gguf() -> Tokenizer:
+    """The same as transformers 5.17 builds it from a GGUF: SentencePiece's decoders before the one that matters."""
+    inner = byte_level()
+    inner.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " "), decoders.ByteLevel()]
     )
     return inner
 
@@ -76,10 +85,10 @@ MADE: dict[str, Callable[[], Tokenizer]] = {
 }
 
 
-def save(inner: Tokenizer, folder: Path, **options: str) -> Path:
-    """With the special tokens <s> and </s> and the added ones of `ADDED`."""
+def save(inner: Tokenizer, folder: Path, added: Sequence[str] = ADDED, **options: str) -> Path:
+    """With the special tokens <s> and </s> and the added ones."""
     inner.add_special_tokens(["<s>", "</s>"])
-    inner.add_tokens([AddedToken(token, normalized=False) for token in ADDED])
+    inner.add_tokens([AddedToken(token, normalized=False) for token in added])
     PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>", **options).save_pretrained(
         folder
     )

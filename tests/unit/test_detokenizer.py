@@ -1,14 +1,15 @@
 """Tokens to text, one at a time: the pieces joined are the text decoded at once, whatever the decoder does."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.detokenizing import TEXTS, byte_tokens, check, pieces, token_ids, whole
-from tests.unit.made_tokenizers import MADE, made
+from tests.unit.made_tokenizers import MADE, byte_level_of_gguf, made, save
 from weft.tokenizer.detokenizer import detokenizer
 from weft.tokenizer.hub import HubTokenizer
-from weft.tokenizer.pieces import Pieces
 
 _KNOWING = ["byte level", "byte fallback"]  # those whose bytes are known
 
@@ -196,4 +197,26 @@ def test_a_class_with_a_decoder_of_its_own_is_not_second_guessed(tokenizers: dic
     inner = tokenizers["byte level"].inner
     own = type("Own", (type(inner),), {"_decode": lambda self, *args, **options: "x"})
     assert pieces_of(own(tokenizer_object=inner.backend_tokenizer)).decoding == "other"
-    assert Pieces(None, {}.get, frozenset(), {}).decoding == "other"
+
+
+@pytest.fixture(scope="module")
+def of_gguf(tmp_path_factory: pytest.TempPathFactory) -> HubTokenizer:
+    return HubTokenizer(save(byte_level_of_gguf(), tmp_path_factory.mktemp("gguf"), added=["<tool>", "é"]))
+
+
+@given(data=st.data(), skip=st.booleans())
+@example(data=None, skip=False)
+def test_bytes_behind_decoders_that_find_nothing_to_do_are_bytes(
+    of_gguf: HubTokenizer, data: st.DataObject | None, skip: bool
+) -> None:
+    assert of_gguf.pieces.decoding == "bytes"
+    if data is None:  # a byte that begins no character is replaced in the prompt, and not shown again
+        prompt, answer = spell(of_gguf, b"\x80"), spell(of_gguf, b"\0")
+    else:
+        prompt, answer = data.draw(token_ids(of_gguf)), data.draw(token_ids(of_gguf))
+    check(of_gguf, prompt, answer, skip=skip)
+
+
+@pytest.mark.parametrize("piece", ["日本", "<a tool>", "▁", "<0x41>"])
+def test_one_piece_that_those_decoders_change_makes_all_of_them_matter(piece: str, tmp_path: Path) -> None:
+    assert HubTokenizer(save(byte_level_of_gguf(), tmp_path, added=[piece])).pieces.decoding == "other"

@@ -4,9 +4,10 @@ The text of an answer is what it adds to the text of its prompt:
 
     decode(prompt + answer)[len(decode(whole prompt)):]
 
-where the whole prompt leaves out the bytes of a character that the prompt begins and does not end. An answer without a
-visible token adds nothing. A piece never ends inside a character and is never taken back: what the next token could
-still change is held back, and shown at the end as the tokenizer shows it.
+where the whole prompt leaves out the bytes of a character that the prompt begins and does not end (where a decoder's
+bytes are not known, U+FFFD at the end of the prompt stands for such). An answer without a visible token adds nothing.
+A piece never ends inside a character and is never taken back: what the next token could still change is held back, and
+shown at the end as the tokenizer shows it.
 
 The `DecodeStream` of the tokenizers library does not do: it has no end, so that it loses a truncated character; it
 gives out the prompt again where that ends inside one; and over bytes that never become one its buffer grows and grows.

@@ -2,11 +2,16 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, Literal
 
+Decoding = Literal["bytes", "byte fallback", "other"]
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = "\u2581"  # SentencePiece's
+# What transformers 5.17 makes of a GGUF's byte BPE: all but the last is for SentencePiece, and finds nothing to do
+# unless a piece has its space, or is a fallback byte, or makes the fused text one that is not spelled in bytes.
+_GGUF_BYTES = ["ByteFallback", "Fuse", "Replace", "ByteLevel"]
 
 
 @cache
@@ -28,13 +33,13 @@ class Pieces:
 
     def __init__(
         self,
-        decoder: str | None,
+        decoding: Decoding,
         piece_of: Callable[[int], str | None],
         special: frozenset[int],
         added: Mapping[int, str],
     ) -> None:
-        """decoder: the decoder's own description, JSON as in a tokenizer.json.   piece_of: None for an unknown id."""
-        self.decoding = _decoding(decoder)
+        """piece_of: None for an unknown id."""
+        self.decoding = decoding
         self.special, self.added = special, dict(added)
         self._piece_of = piece_of
         self._bytes: dict[int, bytes] = {}
@@ -74,28 +79,35 @@ def pieces_of(inner: Any) -> Pieces:
         added = {token_id: str(token) for token_id, token in inner.added_tokens_decoder.items()}
         size = len(inner)
         return Pieces(
-            None,
+            "other",
             lambda token_id: inner.convert_ids_to_tokens(token_id) if token_id < size else None,
             frozenset(inner.all_special_ids),
             added,
         )
     # A class with a way of decoding of its own does not do only what its file says.
-    plain = type(inner)._decode is PreTrainedTokenizerFast._decode
-    decoder = backend.decoder.__getstate__().decode() if plain and backend.decoder is not None else None
+    is_plain = type(inner)._decode is PreTrainedTokenizerFast._decode and backend.decoder is not None
     tokens = backend.get_added_tokens_decoder()
     return Pieces(
-        decoder,
+        _decoding(backend.decoder.__getstate__(), backend.get_vocab) if is_plain else "other",
         backend.id_to_token,
         frozenset(token_id for token_id, token in tokens.items() if token.special),
         {token_id: backend.decode([token_id], skip_special_tokens=False) for token_id in tokens},
     )
 
 
-def _decoding(decoder: str | None) -> Literal["bytes", "byte fallback", "other"]:
-    if decoder is None:
-        return "other"
+def _decoding(decoder: bytes, vocabulary: Callable[[], Iterable[str]]) -> Decoding:
+    """decoder: its own description, JSON as in a tokenizer.json.   vocabulary: read only where a piece may matter."""
     state = json.loads(decoder)
-    types = [part["type"] for part in state.get("decoders", [state])]
+    parts = state.get("decoders", [state])
+    types = [part["type"] for part in parts]
     if types == ["ByteLevel"]:
         return "bytes"
+    if types == _GGUF_BYTES and parts[2]["pattern"] == {"String": _SPACE}:
+        return "bytes" if _is_spelled_in_bytes(vocabulary()) else "other"
     return "byte fallback" if "ByteFallback" in types and "ByteLevel" not in types else "other"
+
+
+def _is_spelled_in_bytes(vocabulary: Iterable[str]) -> bool:
+    """Whether every piece keeps to the alphabet and none is a fallback byte."""
+    alphabet = _byte_of_character().keys()
+    return all(alphabet >= set(piece) and _FALLBACK.fullmatch(piece) is None for piece in vocabulary)
