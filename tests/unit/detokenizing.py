@@ -6,8 +6,9 @@ from itertools import product
 
 from hypothesis import strategies as st
 
-from weft.tokenizer.detokenizer import detokenizer
+from weft.tokenizer.detokenizer import Decoder, detokenizer
 from weft.tokenizer.hub import HubTokenizer
+from weft.tokenizer.pieces import Pieces
 
 _CONTINUATIONS = (0x80, 0x90, 0xA0)  # of them, each first byte of a character takes at least one
 
@@ -82,7 +83,7 @@ def is_visible(tokenizer: HubTokenizer, token: int, *, skip: bool) -> bool:
     return token < len(inner) and not (skip and token in inner.all_special_ids)
 
 
-def pieces(tokenizer: HubTokenizer, prompt: Sequence[int], answer: Sequence[int], **options: bool) -> list[str]:
+def pieces(tokenizer: Decoder, prompt: Sequence[int], answer: Sequence[int], **options: bool) -> list[str]:
     """What each token gave, and the end."""
     stream = detokenizer(tokenizer, prompt, **options)
     return [*(stream.push(token) for token in answer), stream.finish()]
@@ -96,3 +97,21 @@ def check(tokenizer: HubTokenizer, prompt: list[int], answer: list[int], *, skip
         return
     text = tokenizer.decode([*prompt, *answer], skip_special_tokens=skip)
     assert "".join(given) == text[whole(tokenizer, prompt, skip=skip) :]
+
+
+class SilentBytes:
+    """A decoder whose tokens are bytes, and which tells nobody."""
+
+    pieces = Pieces("other", chr, frozenset(), {})
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return bytes(token_ids).decode(errors="replace")
+
+
+def check_open_windows() -> None:
+    """Wherever in a character the window of a silent decoder fills up, nothing is lost and nothing is shown twice."""
+    for lead in range(4):
+        text = "a" * lead + "😀é你" * 12
+        given = pieces(SilentBytes(), [], [*text.encode()])
+        assert "".join(given) == text
+        assert "\ufffd" not in "".join(given)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.unit.detokenizing import TEXTS, byte_tokens, check, pieces, token_ids, whole
+from tests.unit.detokenizing import TEXTS, byte_tokens, check, check_open_windows, pieces, token_ids, whole
 from tests.unit.made_tokenizers import MADE, byte_level_of_gguf, made, save
 from weft.tokenizer.detokenizer import detokenizer
 from weft.tokenizer.hub import HubTokenizer
@@ -85,6 +85,10 @@ def test_bytes_are_shown_as_soon_as_they_are_a_character(
         text += stream.push(token)
         tokens = [*prompt, *answer[:count]]
         assert text == tokenizer.decode(tokens)[start : whole(tokenizer, tokens, skip=True)]
+
+
+def test_a_character_is_open_where_the_window_fills_up() -> None:
+    check_open_windows()
 
 
 def test_half_of_a_surrogate_pair_is_no_beginning_of_a_character(tokenizer: HubTokenizer) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.unit import detokenizing
-from tests.unit.detokenizing import byte_tokens, check
+from tests.unit.detokenizing import byte_tokens, check, check_open_windows
 from tests.unit.made_tokenizers import made
 from tests.unit.test_output_processor import Words, expected, step
 from tests.unit.test_stop_strings import naive
@@ -70,6 +70,7 @@ def judge_detokenizer(module: ModuleType, tokenizers: dict[str, HubTokenizer], m
             cut = chance.randrange(len(tokens))
             check(tokenizer, tokens[:cut], tokens[cut:], skip=chance.random() < 0.5)
             check(tokenizer, tokens[:cut], [], skip=True)
+    check_open_windows()
 
 
 def judge_stop_strings(module: ModuleType) -> None:
@@ -199,6 +200,7 @@ DETOKENIZER = [
     ("half of a surrogate pair waited for", "if part and 0xA0 <= part[-1] < 0xC0", "if False"),
     ("a prompt's open bytes counted as shown", "len(self._window) - last.num_open]", "len(self._window)]"),
     ("the text of the window given out again", "piece = text[self._shown : whole]", "piece = text[:whole]"),
+    ("an open character counted as shown", "len(self._decode(tail)) - num_held", "len(self._decode(tail))"),
 ]
 STOP_STRINGS = [
     ("not across pieces", "state, root = self._state, self._root", "state, root = self._root, self._root"),
