@@ -1,6 +1,14 @@
-"""What a model's authors set in `generation_config.json`, as sampling parameters. Knows no model."""
+"""What a model's authors set in `generation_config.json`, as sampling parameters. Knows no model.
+
+Refused stays what SamplingParams cannot say as HuggingFace does it, since dropping it would change the output:
+`min_length` and `max_length` count the prompt, which differs from request to request (`min_new_tokens` takes the first
+one's place there too, and a `max_length` that the context keeps anyway says nothing); beams and contrastive search are
+another way to generate; `typical_p`, `eta_cutoff` and their kin cut otherwise than top_k, top_p and min_p;
+`no_repeat_ngram_size`, `suppress_tokens`, `forced_eos_token_id` and the like are processors that weft has not.
+"""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from weft.errors import ConfigError, SamplingParamsError
@@ -9,26 +17,30 @@ from weft.inference.sampling_params import SamplingParams
 # Taken over under their own names, and of them those that change sampling only, so nothing where `do_sample` is false.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 _TAKEN = (*_SAMPLING, "repetition_penalty")
+# Taken over under the names of SamplingParams.
+_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "stop_strings": "stop"}
 # Fields that say nothing about the tokens, or that weft reads elsewhere.
 _INERT = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"),
-    *("do_sample", "max_new_tokens", "transformers_version", "_from_model_config"),
+    *("do_sample", "transformers_version", "_from_model_config"),
     *("use_cache", "cache_implementation", "return_dict_in_generate"),
     *("output_attentions", "output_hidden_states", "output_scores", "output_logits"),
 }
 _OTHER_SAMPLING = {"top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"}
 # Fields that do nothing at 1; all others do nothing at None, False, 0 or empty.
 _NEUTRAL_AT_ONE = {
-    *("typical_p", "encoder_repetition_penalty", "length_penalty"),
+    *("typical_p", "encoder_repetition_penalty", "length_penalty", "min_length"),
     *("num_beams", "num_beam_groups", "num_return_sequences", "guidance_scale"),
 }
 
 
 def default_params(options: Mapping[str, Any], max_model_len: int) -> SamplingParams:
-    """Temperature, truncation, repetition penalty and length as the file sets them; what it does not name is weft's.
+    """Temperature, truncation, repetition penalty, length and stop strings as the file sets them; the rest is weft's.
 
     As in vLLM, HuggingFace's own default of top_k=50 is no setting of the authors: it counts where the file names it.
-    `do_sample: false` is temperature 0, and all that changes sampling only is nothing then.
+    `do_sample: false` is temperature 0, and all that changes sampling only is nothing then. Tokens end where
+    HuggingFace's do, with the one that completes a stop string; as ever in weft the text leaves the string out, and
+    one that begins in the prompt ends nothing. A file that asks for more tokens than weft's default gets as many.
 
     Raises: ConfigError if the file sets a field that weft does not take, since dropping it would change the output, or
         one to a value that is out of range.
@@ -37,20 +49,30 @@ def default_params(options: Mapping[str, Any], max_model_len: int) -> SamplingPa
     options = {name: value for name, value in options.items() if value is not None}
     is_greedy = options.get("do_sample") is False
     for name, value in options.items():
-        if name in _TAKEN or name in _INERT or (is_greedy and name in _OTHER_SAMPLING):
+        if name in _TAKEN or name in _RENAMED or name in _INERT or (is_greedy and name in _OTHER_SAMPLING):
             continue
         if name == "max_length" and value >= max_model_len:
+            continue
+        if name == "min_length" and "min_new_tokens" in options:
             continue
         if value and not (value == 1 and name in _NEUTRAL_AT_ONE):
             raise ConfigError(
                 f"the model's generation_config sets {name}={value!r}, which weft does not take", hint=hint
             )
+    if options.get("min_new_tokens") and options.get("stop_strings"):
+        raise ConfigError(
+            f"the model's generation_config sets min_new_tokens={options['min_new_tokens']!r} and "
+            f"stop_strings={options['stop_strings']!r}: there strings stop before so many tokens, here they do not",
+            hint=hint,
+        )
     taken = {name: options[name] for name in _TAKEN if name in options and not (is_greedy and name in _SAMPLING)}
     if is_greedy:
         taken["temperature"] = 0.0
-    if "max_new_tokens" in options:
-        taken["max_tokens"] = options["max_new_tokens"]
+    taken |= {_RENAMED[name]: value for name, value in options.items() if name in _RENAMED}
     try:
-        return SamplingParams(**taken)
+        params = SamplingParams(**({"max_tokens": None} | taken))
     except SamplingParamsError as error:
         raise ConfigError(f"the model's generation_config: {error.message}", hint=hint) from error
+    if params.max_tokens is None:
+        params = replace(params, max_tokens=max(SamplingParams().max_tokens or 0, params.min_tokens))
+    return params

@@ -245,7 +245,7 @@ def test_the_models_own_defaults_are_read(
     {
         "typical_p": 0.5,
         "no_repeat_ngram_size": 2,
-        "min_new_tokens": 2,
+        "min_length": 2,
         "num_beams": 4,
         "suppress_tokens": [3],
     }.items(),
@@ -316,7 +316,6 @@ def test_an_unknown_option_hints_at_the_nearest_known_one(folder: Path) -> None:
     [
         {"min_length": 3},
         {"max_length": 20},
-        {"stop_strings": ["x"]},
         {"forced_eos_token_id": 2},
         {"sequence_bias": [[[1], 2.0]]},
         {"guidance_scale": 1.5},

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from weft import SamplingParams
+from weft.errors import ConfigError
 from weft.model_defaults import default_params
 
 
@@ -21,8 +22,33 @@ from weft.model_defaults import default_params
             SamplingParams(temperature=0, repetition_penalty=1.1),
         ),
         ({"do_sample": False, "top_p": "any", "max_new_tokens": 9}, SamplingParams(temperature=0, max_tokens=9)),
+        ({"min_new_tokens": 3, "min_length": 9}, SamplingParams(min_tokens=3)),
+        ({"min_new_tokens": 0, "min_length": 9, "stop_strings": ["a", "b"]}, SamplingParams(stop=["a", "b"])),
+        ({"min_length": 1, "stop_strings": "a"}, SamplingParams(stop="a")),
+        ({"min_new_tokens": 40}, SamplingParams(min_tokens=40, max_tokens=40)),
     ],
-    ids=["sampling", "no word of sampling", "greedy", "greedy with nonsense"],
+    ids=[
+        *("sampling", "no word of sampling", "greedy", "greedy with nonsense"),
+        *("least", "no least in spite of a length", "every prompt has one token", "more than the default"),
+    ],
 )
 def test_fields_are_taken_by_name(fields: dict[str, Any], expected: SamplingParams) -> None:
     assert default_params(fields, 64) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"min_length": 9}, "sets min_length=9, which weft does not take"),
+        ({"max_length": 9}, "sets max_length=9, which weft does not take"),
+        ({"min_new_tokens": 2, "stop_strings": "a"}, r"sets min_new_tokens=2 and stop_strings='a'"),
+        ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_tokens=9 is more than max_tokens=8"),
+        ({"min_new_tokens": "two"}, "min_tokens must be an integer from 0 on, got 'two'"),
+        ({"stop_strings": [""]}, "stop must hold strings of at least one character, got ''"),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_said_as_huggingface_does_it_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        default_params(fields, 64)
+    assert "SamplingParams" in str(caught.value.hint)
