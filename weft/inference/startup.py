@@ -136,14 +136,16 @@ def start(
         batch_sizes=config.execution.graph_batch_sizes,
         most_tokens=tokens_worth(_num_parameters(model), len(specs)),
     )
-    if placement.device.type == "cuda":
-        with seconds.of("memory"):
-            least = replace(wanted, num_blocks=1)
-            trial = runner_over(backend.allocate(specs, least, placement.dtype, placement.device), least)
-            workspace = trial.measure(sizes, with_graphs=not config.execution.enforce_eager)
-            del trial
-            torch.cuda.empty_cache()
-        geometry = memory.fit(wanted, bytes_per_block, state_bytes + workspace)
+
+    def trial() -> ModelRunner:
+        least = replace(wanted, num_blocks=1)
+        return runner_over(backend.allocate(specs, least, placement.dtype, placement.device), least)
+
+    with seconds.of("memory"):
+        workspace_bytes = _workspace_bytes(trial, sizes, config.execution, placement.device)
+    # By now the weights are out of what is free on a GPU; a CPU's memory is counted whole.
+    unread_bytes = 0 if placement.device.type == "cuda" else weight_bytes
+    geometry = memory.fit(wanted, bytes_per_block, state_bytes + workspace_bytes, weight_bytes=unread_bytes)
     with seconds.of("cache"):
         cache = backend.allocate(specs, geometry, placement.dtype, placement.device)
         runner = runner_over(cache, geometry)
@@ -172,6 +174,17 @@ def start(
         seconds=seconds.by_part,
         overlap=overlap,
     )
+
+
+def _workspace_bytes(
+    trial: Callable[[], ModelRunner], sizes: StepSizes, execution: ExecutionConfig, device: torch.device
+) -> int:
+    """What steps take beside weights, state and cache: seen in a trial on a GPU; on a CPU it comes and goes."""
+    if device.type != "cuda":
+        return 0
+    taken = trial().measure(sizes, with_graphs=not execution.enforce_eager)
+    torch.cuda.empty_cache()
+    return taken
 
 
 def _num_parameters(model: Model) -> int:

@@ -16,6 +16,8 @@ from weft.inference import startup
 from weft.inference.device_state import DeviceState
 from weft.inference.engine import Engine
 from weft.inference.placement import place
+from weft.inference.runner import ModelRunner
+from weft.inference.step_sizes import StepSizes
 from weft.layers.linear import Linear
 from weft.layers.prepacked import PrepackedLinear
 
@@ -136,6 +138,34 @@ def test_the_pool_takes_what_weights_and_state_leave_and_no_more(build: Build, m
     with_room_for(0)
     with pytest.raises(ConfigError, match=r"the weights take 0\.0 GiB, and 0\.0 GiB are there on cpu"):
         build(**options)
+
+
+def test_what_steps_take_is_left_out_of_the_pool(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"cpu_linear": "plain", "gpu_memory_utilization": 0.5}
+    whole: Any = build(**options)
+    weights = sum(parameter.nbytes for parameter in whole.model.parameters())
+    block = whole._runner._cache.pool[:, :, 0].nbytes
+    there = weights + 2 * (DeviceState.bytes_for(whole.limits, whole.geometry) + 21 * block)
+    monkeypatch.setattr(
+        "weft.inference.pool_memory.os", SimpleNamespace(sysconf={"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": there}.get)
+    )
+    assert build(**options).geometry.num_blocks == 20
+    monkeypatch.setattr("weft.inference.startup._workspace_bytes", lambda *_: 5 * block)
+    assert build(**options).geometry.num_blocks == 15
+
+
+@pytest.mark.gpu
+def test_what_steps_take_is_seen_on_a_gpu(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    measure = ModelRunner.measure
+
+    def noted(runner: ModelRunner, sizes: StepSizes, *, with_graphs: bool) -> int:
+        taken.append(measure(runner, sizes, with_graphs=with_graphs))
+        return taken[-1]
+
+    monkeypatch.setattr(ModelRunner, "measure", noted)
+    build(device="cuda")
+    assert taken[0] > 0
 
 
 def test_cuda_without_a_gpu_is_an_error_and_auto_takes_the_cpu(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
