@@ -1,16 +1,16 @@
 """What a steady decode step costs in calls, counted: launches, copies and waits are numbers that noise does not move.
 
-Snapshots at tolerance 0: a change is a decision, taken with `--snapshot-update` on a GPU. Tests fill unset memory with
-NaN, which counts: a tensor that a step makes for itself is a kernel here and none in a server.
+Snapshots at tolerance 0, one folder a GPU: a change is a decision, taken with `--snapshot-update` on that GPU. Tests
+fill unset memory with NaN, which counts: a tensor that a step makes for itself is a kernel here and none in a server.
 """
 
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch.profiler import ProfilerActivity, profile
 
 from weft.config import EngineConfig
@@ -19,6 +19,7 @@ from weft.inference.plan import StepPlan
 from weft.inference.runner import StepHandle
 from weft.inference.sampling_params import SamplingParams
 from weft.models.checkpoint.source import open_checkpoint
+from weft.testing.snapshots import DeviceCountSnapshot
 from weft.testing.tiny import save_tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.perf]
@@ -62,7 +63,7 @@ def assert_nothing_waits(calls: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 8, 64])
-def test_what_a_steady_step_asks_of_the_device(batch: int, tmp_path: Path, snapshot: Any) -> None:
+def test_what_a_steady_step_asks_of_the_device(batch: int, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     folder = str(save_tiny_model(tmp_path, "llama", num_hidden_layers=2))
     options = {"device": "cuda", "dtype": "bfloat16", "max_model_len": 64, "max_num_seqs": 64}
     graph, launched = (
@@ -80,7 +81,7 @@ def test_what_a_steady_step_asks_of_the_device(batch: int, tmp_path: Path, snaps
     assert graph["graph launches"] == 1
     assert graph.get("launches outside of graphs", 0) == 0
     assert graph["kernels"] == launched["kernels"], "a graph holds what is launched without it"
-    assert launched == snapshot
+    assert launched == snapshot.use_extension(DeviceCountSnapshot)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,74 @@
+"""Snapshots of costs for syrupy, as JSON in the folder `baselines/` beside the test, one folder a device.
+
+Baselines lie outside `__snapshots__`, where an update on one device would delete what another has measured. A test
+takes one with `snapshot.use_extension(CountSnapshot)`, and `--snapshot-update` writes this device's files only.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from syrupy.extensions.json import JSONSnapshotExtension
+from syrupy.location import PyTestLocation
+
+_ANY = "any"
+
+
+class CountSnapshot(JSONSnapshotExtension):
+    """Counts by name that are the same on every machine, held exactly."""
+
+    @classmethod
+    def device(cls) -> str:
+        """The folder of the device whose costs these are."""
+        return _ANY
+
+    @classmethod
+    def dirname(cls, *, test_location: PyTestLocation) -> str:
+        path = Path(test_location.filepath)
+        return str(path.parent / "baselines" / cls.device() / path.stem)
+
+    @classmethod
+    def discovery_dirname(cls, *, test_location: PyTestLocation) -> str:
+        """Of other tests and other devices this extension neither reports nor deletes anything."""
+        return cls.dirname(test_location=test_location)
+
+    def matches(self, *, serialized_data: Any, snapshot_data: Any) -> bool:
+        return not differences(json.loads(snapshot_data), json.loads(serialized_data))
+
+    def diff_lines(self, serialized_data: Any, snapshot_data: Any) -> Iterator[str]:
+        yield from differences(json.loads(snapshot_data), json.loads(serialized_data))
+
+
+class DeviceCountSnapshot(CountSnapshot):
+    """Counts by name that depend on the GPU at hand, which chooses kernels; held exactly."""
+
+    @classmethod
+    def device(cls) -> str:
+        return device_key()
+
+
+def device_key() -> str:
+    """The device of this process as the name of a folder: `nvidia-h200`, or `cpu` where torch sees no GPU."""
+    import torch
+
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return "-".join("".join(letter if letter.isalnum() else " " for letter in name.lower()).split())
+
+
+def differences(stored: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """What changed, a line each, in the order of the names.
+
+    >>> differences({"steps": 20, "copies": 1}, {"steps": 25})
+    ['copies: 1 -> nothing', 'steps: 20 -> 25 (+25.0 %)']
+    """
+    lines = []
+    for name in sorted({*stored, *found}):
+        old, new = stored.get(name, "nothing"), found.get(name, "nothing")
+        if old == new:
+            continue
+        line = f"{name}: {old} -> {new}"
+        if isinstance(old, int | float) and isinstance(new, int | float) and old:
+            line += f" ({(new / old - 1) * 100:+.1f} %)"
+        lines.append(line)
+    return lines
