@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from weft.inference.sampling_params import SamplingParams
     from weft.llm import LLM
 
+# Sampling parameters that a conversation has no arguments for, and why.
+WITHOUT = {
+    "n": "the conversation goes on with one answer",
+    "logprobs": "what is shown of an answer is its text; `weft generate --json` has them",
+    "prompt_logprobs": "as logprobs",
+    "detokenize": "what is said is text",
+}
 COMMANDS = {"/reset": "forget the conversation", "/exit": "leave"}
 
 
@@ -29,7 +36,7 @@ def add_chat(commands: Any) -> None:
     )
     chat.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
     add_model(chat)
-    add_sampling(chat, without=("n", "logprobs"), max_tokens=512)
+    add_sampling(chat, without=WITHOUT, max_tokens=512)
     chat.add_argument("--json", action="store_true", help="print one JSON object an answer instead of text")
     chat.set_defaults(run=_run)
 

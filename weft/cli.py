@@ -62,8 +62,12 @@ def _generate(options: argparse.Namespace) -> int:
     params = sampling_params(options, SamplingParams())
     if options.stream and params.n > 1:
         raise ConfigError(f"--stream shows one answer as it comes, got --n {params.n}", hint="leave out one of them")
-    if params.logprobs is not None and not options.json:
-        raise ConfigError(f"--logprobs {params.logprobs} is shown in JSON alone", hint="add --json")
+    if not options.json:
+        for flag, value in (("--logprobs", params.logprobs), ("--prompt-logprobs", params.prompt_logprobs)):
+            if value is not None:
+                raise ConfigError(f"{flag} {value} is shown in JSON alone", hint="add --json")
+        if not params.detokenize:
+            raise ConfigError("--no-detokenize leaves no text to print", hint="add --json")
 
     from weft.llm import LLM  # seconds to import: --help and a bad argument should not wait for them
 

@@ -2,25 +2,64 @@
 
 import argparse
 import sys
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import fields, replace
 from typing import Any, TextIO
 
 from weft.config import DTYPE_ALIASES, DTYPES
 from weft.inference.sampling_params import SamplingParams
 
-# Argument by field, with its type and what --help says. None leaves the field as it is.
-_SAMPLING: dict[str, tuple[type, str]] = {
-    "n": (int, "answers to each prompt"),
-    "temperature": (float, "0 is greedy"),
-    "top_k": (int, "sample from the K most probable tokens; 0 is all"),
-    "top_p": (float, "sample from the most probable tokens that together have this probability"),
-    "min_p": (float, "sample from tokens at least this often as probable as the most probable"),
-    "presence_penalty": (float, "off the logits of tokens that the output holds"),
-    "frequency_penalty": (float, "the same for each time"),
-    "repetition_penalty": (float, "factor against tokens of prompt and output; 1 is none"),
-    "seed": (int, "seed of the sampling noise"),
-    "min_tokens": (int, "new tokens before anything may stop"),
-    "logprobs": (int, "give the logprobs of this many tokens in each place, in --json"),
+
+def _token_ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of token ids, such as 5,17") from None
+
+
+def _biases(text: str) -> tuple[tuple[int, float], ...]:
+    try:
+        pairs = [part.split(":") for part in text.split(",")]
+        return tuple((int(token), float(bias)) for token, bias in pairs)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no list of token ids and biases, such as 5:-100,17:2.5"
+        ) from None
+
+
+# Argument by field, with its type, its metavar and what --help says. What is not given leaves the field as it is.
+_VALUES: dict[str, tuple[Callable[[str], object], str, str]] = {
+    "n": (int, "N", "answers to each prompt"),
+    "max_tokens": (int, "TOKENS", "new tokens at most"),
+    "min_tokens": (int, "TOKENS", "new tokens before anything may stop"),
+    "temperature": (float, "TEMPERATURE", "0 is greedy"),
+    "top_k": (int, "K", "sample from the K most probable tokens; 0 is all"),
+    "top_p": (float, "P", "sample from the most probable tokens that together have this probability"),
+    "min_p": (float, "P", "sample from tokens at least this often as probable as the most probable"),
+    "seed": (int, "SEED", "seed of the sampling noise"),
+    "presence_penalty": (float, "PENALTY", "off the logits of tokens that the output holds"),
+    "frequency_penalty": (float, "PENALTY", "the same for each time"),
+    "repetition_penalty": (float, "PENALTY", "factor against tokens of prompt and output; 1 is none"),
+    "logit_bias": (_biases, "ID:BIAS,...", "what is added to the logits of these tokens"),
+    "allowed_token_ids": (_token_ids, "ID,...", "the only tokens of the output"),
+    "stop_token_ids": (_token_ids, "ID,...", "tokens that end the output, beside the model's own"),
+    "logprobs": (int, "K", "give the logprobs of the K most probable tokens in each place, in --json; -1 is all"),
+    "prompt_logprobs": (int, "K", "the same in each place of the prompt, in --json"),
+}
+_TEXTS = {
+    "stop": "end before this text; may be given again",
+    "bad_words": "a word that does not occur in the output; may be given again",
+}
+# Argument by field of those that are on or off.
+_SWITCHES = {
+    "include_stop_str_in_output": ("--include-stop", "show the text, or token, that ended an answer"),
+    "ignore_eos": ("--ignore-eos", "do not stop at the model's end-of-sequence ids"),
+    "detokenize": ("--no-detokenize", "give token ids and no text, in --json"),
+    "skip_special_tokens": ("--no-skip-special-tokens", "show special tokens"),
+    "spaces_between_special_tokens": (
+        "--no-spaces-between-special-tokens",
+        "without the space that some tokenizers put there, where special tokens show",
+    ),
 }
 
 
@@ -36,37 +75,32 @@ def model_options(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ("model", "max_model_len", "dtype", "device")}
 
 
-def add_sampling(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = (), **defaults: Any) -> None:
-    """without: fields that the command does not have.   defaults: what it says where nothing is asked for."""
-    for name, (kind, meaning) in _SAMPLING.items():
+def add_sampling(parser: argparse.ArgumentParser, *, without: Collection[str] = (), **defaults: Any) -> None:
+    """An argument for each field of SamplingParams.
+
+    without: fields that the command does not have.   defaults: what it says where nothing is asked for.
+    """
+    for name, (kind, metavar, meaning) in _VALUES.items():
         if name not in without:
             default = defaults.get(name)
             parser.add_argument(
                 f"--{name.replace('_', '-')}",
                 type=kind,
                 default=default,
-                metavar=name.rsplit("_", 1)[-1].upper(),
+                metavar=metavar,
                 help=meaning + ("" if default is None else " (%(default)s)"),
             )
-    parser.add_argument(
-        "--max-tokens", type=int, default=defaults["max_tokens"], help="new tokens at most (%(default)s)"
-    )
-    parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given again")
-    parser.add_argument("--include-stop", action="store_true", help="show the text that ended an answer")
-    parser.add_argument("--ignore-eos", action="store_true", help="do not stop at the model's end-of-sequence ids")
+    for name, meaning in _TEXTS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", action="append", metavar="TEXT", help=meaning)
+    for name, (flag, meaning) in _SWITCHES.items():
+        if name not in without:
+            parser.add_argument(flag, action="store_const", const=not flag.startswith("--no-"), dest=name, help=meaning)
 
 
 def sampling_params(options: argparse.Namespace, base: SamplingParams) -> SamplingParams:
-    """`base` with what was asked for."""
-    given = {name: getattr(options, name, None) for name in _SAMPLING}
-    return replace(
-        base,
-        **{name: value for name, value in given.items() if value is not None},
-        max_tokens=options.max_tokens,
-        stop=options.stop or (),
-        include_stop_str_in_output=options.include_stop,
-        ignore_eos=options.ignore_eos,
-    )
+    """`base` with what was asked for. Raises: SamplingParamsError."""
+    given = {item.name: getattr(options, item.name, None) for item in fields(SamplingParams)}
+    return replace(base, **{name: value for name, value in given.items() if value is not None})
 
 
 def standard_input() -> TextIO:

@@ -145,12 +145,14 @@ def test_what_the_models_authors_set_holds_unless_it_is_asked_for(
         seen.append(params)
         return iter(())
 
-    monkeypatch.setattr(LLM, "default_sampling_params", lambda self: SamplingParams(temperature=0.6, top_p=0.9))
+    monkeypatch.setattr(
+        LLM, "default_sampling_params", lambda self: SamplingParams(temperature=0.6, top_p=0.9, stop="z")
+    )
     monkeypatch.setattr(LLM, "stream_chat", lambda *args: (output for output in noted(*args)))
     talk("a\n")
     monkeypatch.setattr(sys, "stdin", io.StringIO("a\n"))
     main(["chat", "--model", model, "--device", "cpu", "--top-p", "0.5"])
     assert seen == [
-        SamplingParams(temperature=0, top_p=0.9, max_tokens=4, ignore_eos=True),
-        SamplingParams(temperature=0.6, top_p=0.5, max_tokens=512),
+        SamplingParams(temperature=0, top_p=0.9, stop="z", max_tokens=4, ignore_eos=True),
+        SamplingParams(temperature=0.6, top_p=0.5, stop="z", max_tokens=512),
     ]

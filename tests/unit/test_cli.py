@@ -2,16 +2,51 @@
 
 import io
 import json
+import re
+import shlex
 import subprocess
 import sys
+from argparse import Namespace
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.test_llm import save_text_model
 from weft import LLM, SamplingParams, __version__
-from weft.cli import main
+from weft.chat_command import WITHOUT
+from weft.cli import _parser, main
+from weft.command_arguments import sampling_params
+from weft.tokenizer.hub import HubTokenizer
 
 COMMANDS = ["generate", "chat", "bench"]
+# What to type for each field of SamplingParams, and what it is then.
+FIELDS: dict[str, tuple[list[str], Any]] = {
+    "n": (["--n", "3"], 3),
+    "temperature": (["--temperature", "0.5"], 0.5),
+    "top_p": (["--top-p", "0.9"], 0.9),
+    "top_k": (["--top-k", "-1"], -1),
+    "min_p": (["--min-p", "0.1"], 0.1),
+    "seed": (["--seed", "7"], 7),
+    "max_tokens": (["--max-tokens", "9"], 9),
+    "min_tokens": (["--min-tokens", "2"], 2),
+    "stop": (["--stop", "a", "--stop", "b,c"], ("a", "b,c")),
+    "include_stop_str_in_output": (["--include-stop"], True),
+    "stop_token_ids": (["--stop-token-ids", "5,17"], (5, 17)),
+    "ignore_eos": (["--ignore-eos"], True),
+    "presence_penalty": (["--presence-penalty", "-1"], -1.0),
+    "frequency_penalty": (["--frequency-penalty", "0.5"], 0.5),
+    "repetition_penalty": (["--repetition-penalty", "1.2"], 1.2),
+    "logit_bias": (["--logit-bias", "17:2.5,5:-100"], ((5, -100.0), (17, 2.5))),
+    "bad_words": (["--bad-words", "a", "--bad-words", "b c"], ("a", "b c")),
+    "allowed_token_ids": (["--allowed-token-ids", "5"], (5,)),
+    "logprobs": (["--logprobs", "-1"], -1),
+    "prompt_logprobs": (["--prompt-logprobs", "0"], 0),
+    "detokenize": (["--no-detokenize"], False),
+    "skip_special_tokens": (["--no-skip-special-tokens"], False),
+    "spaces_between_special_tokens": (["--no-spaces-between-special-tokens"], False),
+}
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +93,62 @@ def test_wrong_usage_exits_2(arguments: list[str], capsys: pytest.CaptureFixture
         main(arguments)
     assert caught.value.code == 2
     assert "usage: weft" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["README.md", *COMMANDS])
+def test_the_examples_can_be_typed(where: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if where == "README.md":
+        shown = (Path(__file__).parents[2] / where).read_text(encoding="utf-8")
+    else:
+        with pytest.raises(SystemExit):
+            main([where, "--help"])
+        shown = capsys.readouterr().out.partition("example")[2].replace("\n", " ").replace("weft", "\nweft")
+    commands = re.findall(r"^(?:\$ |.* \| )?(?:uv run )?weft ((?:generate|chat|bench) .*)$", shown, re.MULTILINE)
+    assert commands
+    for command in commands:
+        parsed = _parser().parse_args(shlex.split(command.rstrip("; "), comments=True))
+        if hasattr(parsed, "max_tokens"):
+            sampling_params(parsed, SamplingParams())
+
+
+@pytest.mark.parametrize(
+    ("command", "without"), [("generate", set()), ("chat", set(WITHOUT))], ids=["generate", "chat"]
+)
+def test_every_sampling_parameter_has_an_argument_or_a_reason_why_not(command: str, without: set[str]) -> None:
+    names = {item.name for item in fields(SamplingParams)}
+    assert names == FIELDS.keys()
+    prompts = ["x"] if command == "generate" else []
+    base = SamplingParams(temperature=0.25, max_tokens=33, min_p=0.5, bad_words=["z"])
+    unasked = _parser().parse_args([command, *prompts])
+    assert without == names - vars(unasked).keys()
+    for name in names - without:
+        arguments, value = FIELDS[name]
+        asked = vars(_parser().parse_args([command, *prompts, *arguments]))
+        only = Namespace(**(dict.fromkeys(names) | {name: asked[name]}))
+        assert sampling_params(only, base) == replace(base, **{name: value})
+    nothing = Namespace(**dict.fromkeys(names))
+    for kept in (base, SamplingParams(stop="z", min_tokens=3, ignore_eos=True)):
+        assert sampling_params(nothing, kept) == kept
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--stop-token-ids", "5;6"], "argument --stop-token-ids: '5;6' is no list of token ids, such as 5,17"),
+        (["--allowed-token-ids", ""], "argument --allowed-token-ids: '' is no list of token ids, such as 5,17"),
+        (["--logit-bias", "5"], "argument --logit-bias: '5' is no list of token ids and biases, such as 5:-100,17:2.5"),
+        (["--logit-bias", "a:1"], "argument --logit-bias: 'a:1' is no list of token ids and biases"),
+        (["--top-k", "2.5"], "argument --top-k: invalid int value: '2.5'"),
+    ],
+    ids=lambda part: " ".join(part) if isinstance(part, list) else "",
+)
+def test_a_value_that_cannot_be_read_is_named_with_its_argument(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["generate", "row", *arguments])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def generate(model: str, *arguments: str) -> int:
@@ -126,6 +217,39 @@ def test_logprobs_are_json_too(model: str, capsys: pytest.CaptureFixture[str]) -
     assert answer["cumulative_logprob"] < 0
 
 
+def test_what_a_prompt_is_and_tokens_alone_are_json_too(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate(model, "row", "--prompt-logprobs", "1", "--no-detokenize", "--json") == 0
+    row = json.loads(capsys.readouterr().out)
+    first, *others = row["prompt_logprobs"]
+    assert first is None
+    assert len(others) == len(row["prompt_token_ids"]) - 1
+    assert row["outputs"][0]["text"] is None
+    assert len(row["outputs"][0]["token_ids"]) == 5
+
+
+def test_tokens_and_words_are_asked_for_by_id_and_by_name(
+    model: str, expected: list[str | None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def token_ids(*arguments: str) -> list[int]:
+        assert generate(model, "row by row", *arguments, "--json") == 0
+        (answer,) = json.loads(capsys.readouterr().out)["outputs"]
+        ids: list[int] = answer["token_ids"]
+        return ids
+
+    plain = token_ids()
+    assert token_ids("--stop-token-ids", f"279,{plain[2]}") == plain[: plain.index(plain[2]) + 1]
+    assert token_ids("--logit-bias", f"7:100,{plain[0]}:-100") == [7] * 5
+    assert set(token_ids("--allowed-token-ids", "8,9")) <= {8, 9}
+    assert generate(model, "row", "--allowed-token-ids", "1") == 0
+    assert capsys.readouterr().out == "row\n"
+    assert generate(model, "row", "--allowed-token-ids", "1", "--no-skip-special-tokens") == 0
+    assert capsys.readouterr().out == "row" + "</s>" * 5 + "\n"
+    letters = ",".join(str(token) for token in HubTokenizer(Path(model)).encode("xz"))
+    for word, other in ("xz", "zx"):
+        assert generate(model, "row", "--allowed-token-ids", letters, "--bad-words", word) == 0
+        assert capsys.readouterr().out == f"row{other * 5}\n"
+
+
 def test_a_seed_repeats_a_text(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     texts = []
     for seed in ("3", "3", "4"):
@@ -143,6 +267,13 @@ def test_a_seed_repeats_a_text(model: str, capsys: pytest.CaptureFixture[str]) -
         (["row", "--n", "2"], "n=2 answers at temperature=0 are all the same", "a temperature above 0"),
         (["row", "--n", "2", "--temperature", "1", "--stream"], "--stream shows one answer", "leave out one"),
         (["row", "--logprobs", "2"], "--logprobs 2 is shown in JSON alone", "add --json"),
+        (["row", "--prompt-logprobs", "0"], "--prompt-logprobs 0 is shown in JSON alone", "add --json"),
+        (["row", "--no-detokenize"], "--no-detokenize leaves no text", "add --json"),
+        (["row", "--logit-bias", "5:101"], "logit_bias[5] must be in [-100, 100], got 101", ""),
+        (["row", "--logit-bias", "5:1,5:2"], "logit_bias holds token 5 twice", "one number for each token"),
+        (["row", "--stop-token-ids", "-5"], "stop_token_ids must hold token ids, got -5", ""),
+        (["row", "--allowed-token-ids", "280"], "prompts[0]: allowed_token_ids holds 280, outside the vocabulary", ""),
+        (["row", "--bad-words", ""], "bad_words must hold words or lists of token ids, got ''", ""),
         (["row", "--max-tokens", "2", "--min-tokens", "3"], "min_tokens=3 is more than max_tokens=2", ""),
         (["row", "--dtype", "fp8"], "unknown dtype='fp8'", "one of auto, float32"),
         (["row", "--max-model-len", "65"], "max_model_len=65 exceeds the 64 positions", "never trained"),
@@ -155,6 +286,13 @@ def test_a_seed_repeats_a_text(model: str, capsys: pytest.CaptureFixture[str]) -
         "n greedy",
         "streamed",
         "logprobs",
+        "prompt_logprobs",
+        "detokenize",
+        "logit_bias",
+        "biased twice",
+        "stop_token_ids",
+        "allowed_token_ids",
+        "bad_words",
         "min_tokens",
         "dtype",
         "max_model_len",
