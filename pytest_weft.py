@@ -1,4 +1,9 @@
-"""The pytest plugin's entry point: options and markers only. Imports weft when a test needs it, not before."""
+"""The pytest plugin's entry point: options, markers and fixtures. Imports weft when a test needs it, not before."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -48,3 +53,40 @@ def _skip_without_gpu(config: pytest.Config, items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"--require-gpu, and torch sees no GPU for {len(marked)} tests")
     for item in marked:
         item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch sees none"))
+
+
+@pytest.fixture
+def _counts(request: pytest.FixtureRequest) -> Iterator[Callable[[str, int], None]]:
+    """Sums what the tiers counted in a test; they become its properties (`weft_ties`, ...), in junit's XML too."""
+    counts: Counter[str] = Counter()
+
+    def record(name: str, count: int) -> None:
+        counts[name] += count
+
+    yield record
+    # Not by `record_property`: where junit's family is the default one it warns of itself, an error in strict suites.
+    request.node.user_properties += [(f"weft_{name}", count) for name, count in sorted(counts.items())]
+
+
+@pytest.fixture
+def assert_token_exact(_counts: Callable[[str, int], None]) -> Callable[..., Any]:
+    """`weft.testing.assert_token_exact` (tier A), counting positions and excused ties as properties of the test."""
+    from weft.testing.exactness import assert_token_exact as judge
+
+    return partial(judge, record=_counts)
+
+
+@pytest.fixture
+def assert_bitwise(_counts: Callable[[str, int], None]) -> Callable[..., None]:
+    """`weft.testing.assert_bitwise` (tier B), counting compared values as a property of the test."""
+    from weft.testing.bitwise import assert_bitwise as judge
+
+    return partial(judge, record=_counts)
+
+
+@pytest.fixture
+def audit_near_ties(_counts: Callable[[str, int], None]) -> Callable[..., Any]:
+    """`weft.testing.audit_near_ties` (tier C), counting positions and flips, excused or not, as properties."""
+    from weft.testing.near_ties import audit_near_ties as judge
+
+    return partial(judge, record=_counts)

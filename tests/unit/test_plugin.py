@@ -86,3 +86,44 @@ def test_nights_run_only_where_they_are_asked_for(
 ) -> None:
     pytester.makepyfile(test_nights="import pytest\n@pytest.mark.nightly\ndef test_long(): ...\ndef test_short(): ...")
     pytester.runpytest(*arguments).assert_outcomes(passed=passed, deselected=deselected)
+
+
+def test_the_tiers_are_fixtures_and_keep_count_of_excuses(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import torch
+        from weft.testing import Continuation
+
+        def said(*tokens, margin):
+            logits = torch.nn.functional.one_hot(torch.tensor(tokens), 8).float() * margin
+            return Continuation(prompt_token_ids=(0,), token_ids=tokens, logits=logits, finish_reason="length")
+
+        def test_tiers(assert_token_exact, assert_bitwise, audit_near_ties):
+            reference = said(1, 2, 3, margin=1e-5)
+            tie = Continuation(**{**vars(reference), "token_ids": (1, 4, 3)})
+            assert_token_exact([reference] * 2, [reference, tie], noise=lambda of: 1e-5)
+            assert_token_exact([reference], [reference])
+            assert_bitwise([reference.logits], [reference.logits.clone()])
+            audit_near_ties([reference.logits], [reference.logits], [reference.logits], dtype=torch.bfloat16)
+        """
+    )
+    result = pytester.runpytest("--junitxml=out.xml")
+    result.assert_outcomes(passed=1)
+    text = (pytester.path / "out.xml").read_text()
+    counts = {"positions": 12, "ties": 1, "values": 24, "excused_flips": 0, "unexcused_flips": 0}
+    assert all(f'<property name="weft_{name}" value="{count}"' in text for name, count in counts.items())
+
+
+def test_a_tier_that_fails_is_a_failure_and_its_counts_are_kept(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import torch
+
+        def test_bits(assert_bitwise):
+            assert_bitwise([torch.ones(2)], [torch.zeros(2)])
+        """
+    )
+    result = pytester.runpytest("--junitxml=out.xml")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*not bitwise equal*", "*2 of 2 values differ*"])
+    assert '<property name="weft_values" value="2"' in (pytester.path / "out.xml").read_text()

@@ -5,11 +5,11 @@ tolerances come from HuggingFace against HuggingFace (one pass against token by 
 own error is never its tolerance.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 # HuggingFace in bfloat16 flips 2 to 3 % of its own argmaxes on SmolLM2; few positions may show fewer by chance. Each
@@ -24,18 +24,41 @@ KL_FLOOR = 1e-6
 MANTISSA_BITS = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23}
 
 
+# A report names so many flips; the rest are counted.
+MOST_SHOWN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flip:
+    """A position whose best token is another than the reference's, beyond what may be excused.
+
+    position: the step, counted in the answer.   margin: what the reference loses by `token`, in logits; allowed: how
+    much could have been excused.
+    """
+
+    prompt: int
+    position: int
+    token: int
+    reference_token: int
+    margin: float
+    allowed: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Audit:
     """Every position of every prompt, judged against one reference.
 
-    num_flips: positions where the best token differs; all but `num_unexcused` lie within the reference's own noise.
+    num_flips: positions where the best token differs; num_excused: those of them within the reference's own noise.
+    num_unexcused: those beyond it, and positions with a logit that is not finite.
     max_flips: how many may be excused, from the reference's own rate.
     own_*: the same quantities of the reference against itself.
     tolerance: the reference's own pair noise, 99.9 % quantile, in logits; a position adds one unit in the last place.
+    unexcused: the first of the flips that count against the engine.
     """
 
     num_positions: int
     num_flips: int
+    num_excused: int
     num_unexcused: int
     max_flips: int
     own_flips: int
@@ -43,6 +66,25 @@ class Audit:
     own_mean_kl: float
     tolerance: float
     worst_margin: float
+    unexcused: tuple[Flip, ...]
+
+    @property
+    def report(self) -> str:
+        """What was counted, what may be, and the flips that nothing excuses."""
+        lines = [
+            f"{self.num_flips} of {self.num_positions} positions flip, at most {self.max_flips}; the reference against "
+            f"itself {self.own_flips}",
+            f"{self.num_unexcused} beyond its own noise of {self.tolerance:.3g} and one unit in the last place; "
+            f"largest margin {self.worst_margin:.3g}",
+            f"mean KL {self.mean_kl:.2e} nats, at most {KL_FACTOR * max(self.own_mean_kl, KL_FLOOR):.2e}; its own "
+            f"{self.own_mean_kl:.2e}",
+        ]
+        lines += [
+            f"prompt {flip.prompt}, step {flip.position}: token {flip.token}, the reference has "
+            f"{flip.reference_token}; margin {flip.margin:.3g}, {flip.allowed:.3g} would be excused"
+            for flip in self.unexcused
+        ]
+        return "\n".join(lines)
 
     @property
     def passed(self) -> bool:
@@ -56,11 +98,13 @@ def audit_near_ties(
     actual: Sequence[Float[Tensor, "_ V"]],
     *,
     dtype: torch.dtype,
+    record: Callable[[str, int], None] | None = None,
 ) -> Audit:
     """Judge teacher-forced logits, one tensor a prompt, all over the same tokens.
 
     reference_again: the reference's logits computed another way: the measure of its own noise.
     dtype: what both compute in; it gives the unit in the last place at a logit's magnitude.
+    record: told the number of positions, and of flips that were excused and that were not, by name.
     """
     assert len(reference) == len(reference_again) == len(actual), "one tensor a prompt"
     prompts = [_Prompt.of(*logits, dtype=dtype) for logits in zip(reference, reference_again, actual, strict=True)]
@@ -68,26 +112,39 @@ def audit_near_ties(
     tolerance = float(torch.cat([prompt.noise for prompt in prompts]).quantile(NOISE_QUANTILE))
     flipped = torch.cat([prompt.flipped for prompt in prompts])
     margins = torch.cat([prompt.margins for prompt in prompts])
-    units = torch.cat([prompt.units for prompt in prompts])
-    broken = torch.cat([prompt.broken for prompt in prompts])
     own_flips = sum(prompt.own_flips for prompt in prompts)
-    return Audit(
+    unexcused = [flip for index, prompt in enumerate(prompts) for flip in prompt.unexcused(index, tolerance)]
+    audit = Audit(
         num_positions=num_positions,
         num_flips=int(flipped.sum()),
-        num_unexcused=int((broken | flipped & (margins > tolerance + units)).sum()),
-        max_flips=int(FLIP_RATE_FACTOR * max(own_flips, EXPECTED_FLIP_RATE[dtype] * num_positions)),
+        num_excused=sum(prompt.num_excused(tolerance) for prompt in prompts),
+        num_unexcused=len(unexcused),
+        max_flips=allowed_flips(own_flips, num_positions, dtype),
         own_flips=own_flips,
         mean_kl=sum(prompt.kl for prompt in prompts) / num_positions,
         own_mean_kl=sum(prompt.own_kl for prompt in prompts) / num_positions,
         tolerance=tolerance,
         worst_margin=float(margins[flipped].max()) if flipped.any() else 0.0,
+        unexcused=tuple(unexcused[:MOST_SHOWN]),
     )
+    if record is not None:
+        record("positions", num_positions)
+        record("excused_flips", audit.num_excused)
+        record("unexcused_flips", audit.num_unexcused)
+    return audit
+
+
+def allowed_flips(own_flips: int, num_positions: int, dtype: torch.dtype) -> int:
+    """How many flips a run may excuse, from those of the reference against itself."""
+    return int(FLIP_RATE_FACTOR * max(own_flips, EXPECTED_FLIP_RATE[dtype] * num_positions))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Prompt:
     """One prompt reduced to a few numbers a position, so that no run holds every prompt's logits several times over."""
 
+    best: Int[Tensor, "T"]
+    chosen: Int[Tensor, "T"]
     flipped: Bool[Tensor, "T"]
     margins: Float[Tensor, "T"]  # what the reference loses by the engine's choice
     noise: Float[Tensor, "T"]
@@ -103,24 +160,46 @@ class _Prompt:
     ) -> "_Prompt":
         best, chosen = base.argmax(dim=-1), judged.argmax(dim=-1)
         return cls(
+            best=best,
+            chosen=chosen,
             flipped=best != chosen,
             margins=_at(base, best) - _at(base, chosen),
-            noise=_pair_noise(base, again),
-            units=_unit_in_last_place(_at(base, best), dtype),
+            noise=pair_noise(base, again),
+            units=unit_in_last_place(_at(base, best), dtype),
             broken=~judged.isfinite().all(dim=-1),
             own_flips=int((best != again.argmax(dim=-1)).sum()),
             kl=_kl(base, judged),
             own_kl=_kl(base, again),
         )
 
+    def num_excused(self, tolerance: float) -> int:
+        return int((self.flipped & ~self._beyond(tolerance)).sum())
 
-def _pair_noise(base: Float[Tensor, "T V"], other: Float[Tensor, "T V"]) -> Float[Tensor, "T"]:
+    def _beyond(self, tolerance: float) -> Bool[Tensor, "T"]:
+        """Flips beyond what the reference shows of itself, and every position with a logit that is not finite."""
+        return self.broken | self.flipped & (self.margins > tolerance + self.units)
+
+    def unexcused(self, index: int, tolerance: float) -> list[Flip]:
+        return [
+            Flip(
+                prompt=index,
+                position=place,
+                token=int(self.chosen[place]),
+                reference_token=int(self.best[place]),
+                margin=float(self.margins[place]),
+                allowed=tolerance + float(self.units[place]),
+            )
+            for place in self._beyond(tolerance).nonzero()[:, 0].tolist()
+        ]
+
+
+def pair_noise(base: Float[Tensor, "T V"], other: Float[Tensor, "T V"]) -> Float[Tensor, "T"]:
     """How much the gap between the reference's two best tokens moves between two of its own computations."""
     first, second = base.topk(2, dim=-1).indices.unbind(dim=-1)
     return ((_at(base, first) - _at(base, second)) - (_at(other, first) - _at(other, second))).abs()
 
 
-def _unit_in_last_place(values: Float[Tensor, "T"], dtype: torch.dtype) -> Float[Tensor, "T"]:
+def unit_in_last_place(values: Float[Tensor, "T"], dtype: torch.dtype) -> Float[Tensor, "T"]:
     """Spacing of `dtype` at each value: 0.125 for bfloat16 in [16, 32)."""
     exponents = values.abs().clamp(min=torch.finfo(torch.float32).tiny).log2().floor()
     return torch.exp2(exponents - MANTISSA_BITS[dtype])

@@ -3,6 +3,7 @@
 import json
 import platform
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def write_json(result: Result, path: Path) -> None:
         "passed": result.passed,
         "verdict": verdict_line(result),
         "engine": result.description,
-        "audit": None if result.audit is None else vars(result.audit) | {"passed": result.audit.passed},
+        "audit": None if result.audit is None else asdict(result.audit) | {"passed": result.audit.passed},
         "prompts": rows,
         "versions": versions(),
     }

@@ -1,10 +1,19 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from weft.testing.continuation import Continuation
-from weft.testing.exactness import SAFE_MARGIN, Verdict, allowed_ties, assert_safe_margins, compare_exact
+from weft.testing.exactness import (
+    SAFE_MARGIN,
+    Verdict,
+    allowed_ties,
+    assert_safe_margins,
+    assert_token_exact,
+    compare_exact,
+    compare_tokens,
+)
 
 
 def said(*tokens: int, margin: float = 1.0, reason: str = "length") -> Continuation:
@@ -66,3 +75,49 @@ def test_a_reference_near_a_tie_is_no_fixed_prompt() -> None:
     assert_safe_margins([said(1, margin=SAFE_MARGIN * 2)])
     with pytest.raises(AssertionError, match="margin"):
         assert_safe_margins([said(1), said(1, margin=SAFE_MARGIN / 2)])
+
+
+def test_a_failure_shows_the_first_difference_the_text_around_it_margins_and_units() -> None:
+    reference = said(1, 2, 3, 4, margin=2.0)
+    answer = replace(said(1, 2, 6, 4), logits=reference.logits + torch.eye(4, 8) * 2**-10)
+    with pytest.raises(AssertionError) as failure:
+        assert_token_exact([reference, reference], [reference, answer], decode=lambda ids: "".join(map(str, ids)))
+    assert str(failure.value).splitlines()[:9] == [
+        "not token-exact, 1 of 2 prompts:",
+        "prompt 1: token 6, the reference has 3; its margin is 2, its own noise 0",
+        "  first difference: step 2 of 4",
+        "  reference  1 2 [3] 4",
+        "  engine     1 2 [6] 4",
+        "  reference  '12' then '34'",
+        "  engine     '12' then '64'",
+        "  margin of the reference there: 2",
+        "  smallest margin of the reference: 2",
+    ]
+    assert "ULPs of float32" in str(failure.value)
+
+
+def test_ties_are_counted_excused_and_capped() -> None:
+    reference = said(1, 2, 3, margin=1e-5)
+    tie = replace(reference, token_ids=(1, 4, 3))
+    counted: dict[str, int] = {}
+    options: dict[str, Any] = {"noise": lambda of: 1e-5, "record": counted.__setitem__}
+    assert_token_exact([reference, reference], [reference, tie], **options)
+    assert counted == {"positions": 6, "ties": 1}
+    with pytest.raises(AssertionError, match="2 ties in 6 positions, at most 1"):
+        assert_token_exact([reference, reference], [tie, tie], **options)
+    with pytest.raises(AssertionError, match="not token-exact"):
+        assert_token_exact([reference], [tie])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason", "verdict"),
+    [
+        ((1, 2, 3), "length", Verdict.EQUAL),
+        ((1, 2, 3), None, Verdict.EQUAL),
+        ((1, 2, 3), "stop", Verdict.DIFFERENT),
+        ((1, 2), "length", Verdict.DIFFERENT),
+        ((1, 2, 4), "length", Verdict.DIFFERENT),
+    ],
+)
+def test_tokens_are_judged_without_logits(tokens: tuple[int, ...], reason: str | None, verdict: Verdict) -> None:
+    assert compare_tokens(said(1, 2, 3), tokens, reason, noise=no_noise)[0] is verdict

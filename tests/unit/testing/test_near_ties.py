@@ -99,3 +99,20 @@ def test_a_flip_is_excused_up_to_one_unit_in_the_last_place_beyond_the_tolerance
     again = base + torch.tensor([[0.25, 0.0, 0.0]])
     result = audit_near_ties([base], [again], [base[:, [1, 0, 2]]], dtype=BFLOAT16)
     assert (result.tolerance, result.num_flips, result.num_unexcused) == (0.25, 1, unexcused)
+
+
+def test_the_report_names_what_nothing_excuses_and_every_excuse_is_counted() -> None:
+    base = torch.zeros(200, 8)
+    base[:, 0], base[:, 1] = 1.0, 0.99
+    again = base.clone()
+    again[:4, 1] = 1.02
+    actual = base.clone()
+    actual[:2, 1] = 1.005
+    actual[7, 5] = 9.0
+    actual[11, 3] = float("nan")
+    counted: dict[str, int] = {}
+    result = audit_near_ties([base], [again], [actual], dtype=BFLOAT16, record=counted.__setitem__)
+    assert counted == {"positions": 200, "excused_flips": 2, "unexcused_flips": 2}
+    assert (result.num_excused, result.num_unexcused) == (2, 2)
+    assert [(flip.position, flip.token) for flip in result.unexcused] == [(7, 5), (11, 3)]
+    assert "prompt 0, step 7: token 5, the reference has 0; margin 1," in result.report
