@@ -5,10 +5,12 @@ Knows names and ranges only: which policies, backends and models exist is known 
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import wraps
+from inspect import signature
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from weft.errors import ConfigError, UnknownArgumentError, shown
 
@@ -21,6 +23,8 @@ CPU_LINEARS = ("auto", "plain", "prepacked")
 DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
 
 Config = TypeVar("Config")
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
 def strict(cls: type[Config], *, unsupported: Mapping[str, str] = MappingProxyType({})) -> type[Config]:
@@ -39,6 +43,20 @@ def strict(cls: type[Config], *, unsupported: Mapping[str, str] = MappingProxyTy
 
     cls.__init__ = checked  # type: ignore[assignment]  # mypy types a class's __init__ as taking no arguments
     return cls
+
+
+def strict_call(method: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Decorator: an unknown keyword of a call is an error that names the nearest known one, as of a config."""
+    known = [item.name for item in signature(method).parameters.values() if item.name != "self"]
+
+    @wraps(method)
+    def checked(*args: Given.args, **options: Given.kwargs) -> Result:
+        for name in options:
+            if name not in known:
+                raise UnknownArgumentError(method.__qualname__, name, known)
+        return method(*args, **options)
+
+    return checked
 
 
 def positive(owner: str, hint: str | None = None, /, **values: int | None) -> None:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, cast
 
 from tqdm import tqdm
 
-from weft.config import EngineConfig
-from weft.errors import InvalidPromptsError, RequestError, SamplingParamsError, UnknownArgumentError, nearest, shown
+from weft.config import EngineConfig, strict_call
+from weft.errors import InvalidPromptsError, RequestError, SamplingParamsError, nearest, shown
 from weft.inference.engine import Engine, as_token_ids
 from weft.inference.sampling_params import SamplingParams
 from weft.inference.startup import check
@@ -67,13 +67,13 @@ class LLM:
         """
         return default_params(self._generation_options, self.engine.limits.max_model_len)
 
+    @strict_call
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        **unknown: object,
     ) -> list[RequestOutput]:
         """One output for each prompt, in order. A list of integers is one prompt; no prompts give no outputs.
 
@@ -81,12 +81,11 @@ class LLM:
         Raises: RequestError and its kinds before any work is done: every prompt is checked first, one bad prompt
             raises its own error with its index, several raise InvalidPromptsError with all of them.
         """
-        for name in unknown:
-            raise UnknownArgumentError("LLM.generate", name, ("prompts", "sampling_params", "use_tqdm"))
         listed = cast("list[Prompt]", [prompts] if _is_one(prompts) else list(prompts))
         encoded = self._encode_all(listed, self._params_for(len(listed), sampling_params))
         return self._run(encoded, use_tqdm=use_tqdm)
 
+    @strict_call
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
@@ -115,6 +114,7 @@ class LLM:
         encoded = self._encode_all(prompts, self._params_for(len(prompts), sampling_params))
         return self._run(encoded, use_tqdm=use_tqdm)
 
+    @strict_call
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """What the answers to one prompt gain, step by step: the texts of an answer joined are its whole text.
 
@@ -123,6 +123,7 @@ class LLM:
         """
         return self._stream(prompt, sampling_params)
 
+    @strict_call
     def stream_chat(
         self,
         messages: Conversation,

@@ -363,9 +363,23 @@ def test_what_holds_no_integers_is_refused_by_place(llm: LLM, prompt: object, as
         llm.generate([prompt], SamplingParams(), use_tqdm=False)
 
 
+@pytest.mark.parametrize(
+    ("method", "typo", "meant"),
+    [
+        ("generate", "use_tdqm", "use_tqdm"),
+        ("chat", "chat_tempalte", "chat_template"),
+        ("stream", "sampling_param", "sampling_params"),
+        ("stream_chat", "continue_last_message", "continue_final_message"),
+    ],
+)
+def test_an_unknown_keyword_of_a_call_gets_the_nearest_known_one(
+    llm: LLM, method: str, typo: str, meant: str, as_users_run_it: None
+) -> None:
+    with pytest.raises(UnknownArgumentError, match=f"LLM.{method} got an unknown argument '{typo}'") as caught:
+        getattr(llm, method)([5], **{typo: None})
+    assert caught.value.hint == f"did you mean '{meant}'?"
+
+
 def test_the_arguments_of_generate_are_checked(llm: LLM, as_users_run_it: None) -> None:
-    with pytest.raises(UnknownArgumentError, match="use_tdqm") as caught:
-        llm.generate([[5]], SamplingParams(), use_tdqm=False)
-    assert caught.value.hint == "did you mean 'use_tqdm'?"
     with pytest.raises(SamplingParamsError, match="got 5"):
         llm.generate([[5]], 5)
