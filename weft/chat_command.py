@@ -121,9 +121,13 @@ class Chat:
                 "token_ids": token_ids,
                 "finish_reason": None if last is None else last.finish_reason,
                 "stop_reason": None if last is None else last.stop_reason,
+                "error": None if last is None else last.error,
             }
             print(json.dumps(answer, ensure_ascii=False), flush=True)
         else:
             print(flush=True)
         self._messages = [*asked, {"role": "assistant", "content": text}]
-        return last is not None and last.finish_reason != "error"
+        if last is not None and last.finish_reason == "error":
+            print(f"weft: the answer breaks off: {last.error}", file=sys.stderr)
+            return False
+        return True

@@ -75,19 +75,27 @@ def _generate(options: argparse.Namespace) -> int:
     llm = LLM(**model_options(options), max_num_seqs=min(len(prompts) * params.n, 16))
     failed = False
     if options.stream:
-        for prompt in prompts:
+        for place, prompt in enumerate(prompts):
             for piece in chain([prompt], llm.stream(prompt, params), ["\n"]):
                 if not isinstance(piece, str):
-                    failed = failed or piece.outputs[0].finish_reason == "error"
+                    failed = _breaks_off(piece, place) or failed
                     print(_json_line(piece) if options.json else piece.outputs[0].text, end="", flush=True)
                 elif not options.json:
                     print(piece, end="", flush=True)
         return int(failed)
-    for output in llm.generate(prompts, params, use_tqdm=sys.stderr.isatty()):
-        failed = failed or any(answer.finish_reason == "error" for answer in output.outputs)
+    for place, output in enumerate(llm.generate(prompts, params, use_tqdm=sys.stderr.isatty())):
+        failed = _breaks_off(output, place) or failed
         texts = [f"{output.prompt}{answer.text}\n" for answer in output.outputs]
         print(_json_line(output) if options.json else "".join(texts), end="")
     return int(failed)
+
+
+def _breaks_off(output: "RequestOutput", place: int) -> bool:
+    """Whether an answer to this prompt ended in an error, which is then said."""
+    failed = [answer for answer in output.outputs if answer.finish_reason == "error"]
+    for answer in failed:
+        print(f"weft: prompts[{place}]: the answer breaks off: {answer.error}", file=sys.stderr)
+    return bool(failed)
 
 
 def _json_line(output: "RequestOutput") -> str:

@@ -47,6 +47,7 @@ class _Answer:
         self.index = index
         self.finish_reason: FinishReason | None = None
         self._stop_reason: int | str | None = None
+        self._error: str | None = None
         self._min_tokens, self._shows_stop = params.min_tokens, params.include_stop_str_in_output
         self._text_of = None if tokenizer is None else tokenizer.token_text
         self._detokenizer: Detokenizer | None = None
@@ -80,7 +81,7 @@ class _Answer:
             if self._detokenizer is not None and not is_hidden and self._show(self._detokenizer.push(token)):
                 return
         if step.finished:
-            self.finish_reason, self._stop_reason = step.finish_reason, step.stop_reason
+            self.finish_reason, self._stop_reason, self._error = step.finish_reason, step.stop_reason, step.error
             if self._detokenizer is not None and not self._show(self._detokenizer.finish()) and self._stop_strings:
                 self._pieces.append(self._stop_strings.finish())
 
@@ -94,6 +95,7 @@ class _Answer:
             logprobs=self._logprobs,
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
+            error=self._error,
         )
         self._token_ids, self._pieces = [], []
         self._logprobs = None if self._logprobs is None else []

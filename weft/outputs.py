@@ -37,6 +37,7 @@ class CompletionOutput:
     finish_reason: "stop" (EOS, stop token, stop string), "length" (max_tokens or the context), "abort", "error"; None
         while it goes on.
     stop_reason: the stop token or stop string, if one ended it.
+    error: with finish_reason "error", why: a sentence for whoever asked.
     """
 
     index: int
@@ -46,6 +47,7 @@ class CompletionOutput:
     logprobs: list[PlaceLogprobs] | None = None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
+    error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

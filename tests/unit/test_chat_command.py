@@ -77,6 +77,7 @@ def test_json_is_one_object_a_turn(llm: LLM, talk: Talk) -> None:
         "token_ids": expected.outputs[0].token_ids,
         "finish_reason": "length",
         "stop_reason": None,
+        "error": None,
     }
 
 

@@ -18,6 +18,7 @@ from weft import LLM, SamplingParams, __version__
 from weft.chat_command import WITHOUT
 from weft.cli import _parser, main
 from weft.command_arguments import sampling_params
+from weft.inference.sampler import GumbelSampler
 from weft.tokenizer.hub import HubTokenizer
 
 COMMANDS = ["generate", "chat", "bench"]
@@ -309,6 +310,24 @@ def test_an_error_is_said_once_with_its_hint_and_exits_2(
     assert said.startswith(f"weft: {message}")
     assert not hint or any(line.startswith("hint: ") and hint in line for line in err.splitlines())
     assert "Traceback" not in err
+
+
+def test_an_answer_that_breaks_off_says_why_and_exits_1(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(GumbelSampler, "__call__", lambda self, logits, rows: logits.argmax(dim=-1) * 0 - 1)
+    for arguments in ([], ["--stream"], ["--json"], ["--json", "--stream"]):
+        assert generate(model, "row", *arguments) == 1
+        out, err = capsys.readouterr()
+        assert "weft: prompts[0]: the answer breaks off: the logits hold NaN or infinity\n" in err
+        if "--json" in arguments:
+            (answer,) = json.loads(out)["outputs"]
+            assert (answer["finish_reason"], answer["error"]) == ("error", "the logits hold NaN or infinity")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\nb\n"))
+    assert main(["chat", "--model", model, "--device", "cpu", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["error"] for line in out.splitlines()] == ["the logits hold NaN or infinity"] * 2
+    assert err.count("weft: the answer breaks off: the logits hold NaN or infinity\n") == 2
 
 
 def test_bytes_that_are_no_text_are_an_error_not_a_traceback(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,7 +81,7 @@ class Caller:
         (step("r", 2, reason="stop", stop=2), [0, 1, 2], "ab"),
         (step("r", 1, reason="stop", stop=1), [0, 1, 1], "ab"),
         (step("r", 2, reason="length"), [0, 1, 2], "abab"),
-        (step("r", reason="error"), [0, 1], "ab"),
+        (step("r", reason="error", error="why"), [0, 1], "ab"),
         (step("r", reason="abort"), [0, 1], "ab"),
     ],
     ids=["stop", "stop after its own kind", "length", "error", "abort"],
@@ -101,6 +101,7 @@ def test_token_ids_hold_the_stop_token_and_text_does_not(last: StepOutput, token
                     token_ids=token_ids,
                     finish_reason=last.finish_reason,
                     stop_reason=last.stop_reason,
+                    error=last.error,
                 )
             ],
             finished=True,

@@ -146,7 +146,7 @@ class DeviceState:
             return
         columns, last_rows = self._tensor([column for column, _ in ends]), self._tensor([last for _, last in ends])
         rows = self._tensor([plan.rows[column] for column, _ in ends])
-        # A full context has no place for the token; a failed row (-1) keeps a valid id until the host drops it.
+        # A full context has no place for the token; a failed row (below 0) keeps a valid id until the host drops it.
         places = lengths[columns].clamp(max=self.token_ids.shape[1] - 1)
         self.token_ids[rows, places] = sampled[last_rows].clamp(min=0)
 

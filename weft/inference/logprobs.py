@@ -130,8 +130,8 @@ class Scores(NamedTuple):
 def score(logits: Float[Tensor, "R V"], token_ids: Int[Tensor, "R"], num_top: int) -> Scores:
     """Scores of these tokens under the softmax of their rows, in float32. num_top: k, or -1 for the whole vocabulary.
 
-    A row's scores depend on that row alone: neither on its neighbours nor on how many there are. A token id of -1, of a
-    row that failed, is taken for 0.
+    A row's scores depend on that row alone: neither on its neighbours nor on how many there are. A token id below 0,
+    of a row that failed, is taken for 0.
     """
     token_ids = token_ids.clamp(min=0)[:, None]
     logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)

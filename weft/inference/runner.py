@@ -20,6 +20,7 @@ from weft.batch import SamplingRows
 from weft.config import BlockGeometry, Limits
 from weft.inference import logprobs, processing
 from weft.inference.device_state import DeviceState
+from weft.inference.failures import SAMPLING_RAISED
 from weft.inference.graphs import StepGraphs
 from weft.inference.logprobs import LogitsOf, LogprobRows, as_drawn
 from weft.inference.plan import StepPlan
@@ -52,7 +53,7 @@ class StepHandle:
         self._read_logprobs = read_logprobs
 
     def tokens(self) -> list[list[int]]:
-        """For each request of the plan what it sampled, one token a logit row; -1: its logits were not finite."""
+        """For each request of the plan what it sampled, one token a logit row; below 0: see `failures`."""
         sampled = self._read()
         ends = list(accumulate(self._num_logit_rows))
         return [sampled[end - count : end] for end, count in zip(ends, self._num_logit_rows, strict=True)]
@@ -260,7 +261,7 @@ class ModelRunner:
         return drawn_from
 
     def _sample(self, logits: Float[Tensor, "R V"], rows: SamplingRows) -> Int[Tensor, "R"]:
-        """A token for each row. If the sampler raises, row by row: only the row at fault gets -1."""
+        """A token for each row. If the sampler raises, row by row: only the row at fault has none."""
         if len(logits) == 0:  # chunks that stop short: a sampler need not know of them
             return torch.empty(0, dtype=torch.int64, device=logits.device)
         try:
@@ -268,7 +269,7 @@ class ModelRunner:
         except Exception:
             if len(logits) == 1:
                 logger.exception("sampling a token failed; its request ends with finish_reason 'error'")
-                return torch.full((1,), -1, device=logits.device)
+                return torch.full((1,), SAMPLING_RAISED, device=logits.device)
             # Noise is a function of (seed, position, token id), so a row says the same alone as beside others.
             return torch.cat(
                 [self._sample(logits[row : row + 1], rows.only(slice(row, row + 1))) for row in range(len(logits))]

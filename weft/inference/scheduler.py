@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from weft.config import BlockGeometry, SchedulerConfig
+from weft.inference import failures
 from weft.inference.block_allocator import BlockAllocator
 from weft.inference.plan import Admission, NewBlocks, PromptRows, StepPlan
 from weft.inference.policies.interface import Policy
@@ -169,7 +170,7 @@ class Scheduler:
     def update(
         self, plan: StepPlan, tokens: Sequence[Sequence[int]], logprobs: StepLogprobs | None = None
     ) -> list[StepOutput]:
-        """Take the tokens that the step sampled (-1: its logits were not finite); requests that end leave at once.
+        """Take the tokens that the step sampled (below 0: see `failures`); requests that end leave at once.
 
         logprobs: those that the plan's requests ask for; None if none of them does.
         Steps are read in the order in which they were scheduled. What a request sampled after its end is dropped.
@@ -188,7 +189,7 @@ class Scheduler:
             if new:
                 token, end = new[-1], len(known)
                 if token < 0:  # what a failed step wrote is not to be read by anybody
-                    give(self._end(request, (), "error"))
+                    give(self._end(request, (), "error")._replace(error=failures.reason(token, request.params)))
                     continue
             else:
                 token, end = None, step.chunk_ends[request]
@@ -202,7 +203,7 @@ class Scheduler:
             ended = request.stop_after(token)
             if ended is None:
                 cached = request.num_cached_tokens
-                give(make(StepOutput, (request.request_id, (token,), False, None, None, cached, (), None)))
+                give(make(StepOutput, (request.request_id, (token,), False, None, None, cached, (), None, None)))
             else:
                 give(self._end(request, (token,), *ended))
         return self._prompt_scores.complete(step.requests, outputs, logprobs) if gives_logprobs else outputs

@@ -12,6 +12,7 @@ class StepOutput(NamedTuple):
     stop_reason: the stop token that ended it, if one did.   num_cached_tokens: of its prompt, found in the cache.
     logprobs: one for each new token, or none if the request asks for none.
     prompt_logprobs: with the first token, one for each token of the prompt, None for the first, which nothing precedes.
+    error: why it ended with finish_reason "error".
     """
 
     request_id: str
@@ -22,3 +23,4 @@ class StepOutput(NamedTuple):
     num_cached_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    error: str | None = None

@@ -164,6 +164,8 @@ def test_a_row_that_is_not_finite_fails_alone(poison: float, build: Build) -> No
     outputs = list(drain(engine))
     ends = {output.request_id: output.finish_reason for output in outputs if output.finished}
     assert ends == {"0": "length", "1": "error", "2": "length", "3": "length", "4": "length"}
+    errors = {output.request_id: output.error for output in outputs if output.error is not None}
+    assert errors == {"1": "the logits hold NaN or infinity"}
     expected[1] = expected[1][:3]
     assert [tokens_of(str(place), outputs) for place in range(5)] == expected
 

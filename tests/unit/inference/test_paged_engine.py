@@ -117,7 +117,10 @@ def test_a_request_whose_sampling_raises_ends_with_error_and_the_others_say_what
     while engine.has_unfinished_requests():
         for output in engine.step():
             outputs[output.request_id].append(output)
-    assert [(output.new_token_ids, output.finish_reason) for output in outputs["13"]] == [((), "error")]
+    why = "sampling a token raised an exception, which the log shows"
+    assert [(output.new_token_ids, output.finish_reason, output.error) for output in outputs["13"]] == [
+        ((), "error", why)
+    ]
     assert "a processor of this request is broken" in caplog.text
     for seed in (11, 17):
         said = [token for output in outputs[str(seed)] for token in output.new_token_ids]

@@ -1,11 +1,14 @@
 """The scheduler and static batching against a fake executor: what every plan promises, whatever arrives and leaves."""
 
+from typing import Any
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from weft import SamplingParams
 from weft.config import BlockGeometry, SchedulerConfig
+from weft.inference import failures
 from weft.inference.plan import StepPlan
 from weft.inference.policies import build_policy
 from weft.inference.request import FinishReason, Request
@@ -116,6 +119,7 @@ class StaticScheduling(RuleBasedStateMachine):
             finished=ended,
             finish_reason=job.reason if ended else None,
             stop_reason=STOP if new == STOP else None,
+            error="the logits hold NaN or infinity" if new == NOT_FINITE else None,
         )
         if ended:
             self.alive.remove(job)
@@ -185,7 +189,14 @@ def test_a_row_that_is_not_finite_ends_only_its_request() -> None:
     outputs = scheduler.update(scheduler.schedule(), [[PLAIN], [NOT_FINITE], [PLAIN]])
     assert [output.finish_reason for output in outputs] == [None, "error", None]
     assert outputs[1].new_token_ids == ()
+    assert [output.error for output in outputs] == [None, "the logits hold NaN or infinity", None]
     assert scheduler.schedule().request_ids == ("a", "c")
+
+
+@pytest.mark.parametrize("asked", [{"bad_words": [[5]]}, {"min_tokens": 1}], ids=list)
+def test_who_rules_out_tokens_is_told_that_it_may_have_been_all_of_them(asked: dict[str, Any]) -> None:
+    assert failures.reason(failures.NOTHING_TO_DRAW, SamplingParams(**asked)).endswith("rules out is every token")
+    assert "raised" in failures.reason(failures.SAMPLING_RAISED, SamplingParams(**asked))
 
 
 def test_a_late_token_of_a_finished_request_is_dropped() -> None:
