@@ -95,6 +95,8 @@ class ModelConfig:
     logprobs_mode: of what the logprobs of sampled tokens are: `raw_logprobs` of what the model says, whatever a request
         asks for, or `processed_logprobs` of what the token was drawn from, after processors, temperature and
         truncation (at temperature 0 after processors alone). Those of prompts are raw.
+    max_logprob_entries: what a request for all logprobs (-1) may amount to, places times vocabulary, in its prompt and
+        in each answer; the host holds 300 bytes an entry until they are given out. None is no limit.
     """
 
     model: str
@@ -107,6 +109,7 @@ class ModelConfig:
     seed: int = 0
     max_model_len: int | None = None
     logprobs_mode: str = "raw_logprobs"
+    max_logprob_entries: int | None = 2**22
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -129,7 +132,7 @@ class ModelConfig:
             named("ModelConfig", revision=self.revision)
         if not isinstance(self.skip_tokenizer_init, bool):
             raise ConfigError(f"skip_tokenizer_init must be True or False, got {shown(self.skip_tokenizer_init)}")
-        positive("ModelConfig", max_model_len=self.max_model_len)
+        positive("ModelConfig", max_model_len=self.max_model_len, max_logprob_entries=self.max_logprob_entries)
 
 
 @strict

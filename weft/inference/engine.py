@@ -75,6 +75,7 @@ class Engine:
         self._pipeline = Pipeline(self._scheduler, self._runner, overlap=ready.overlap)
         self._clock = clock
         self._queue_limits = config.scheduler.max_num_queued_requests, config.scheduler.max_num_queued_tokens
+        self._max_logprob_entries = config.model.max_logprob_entries
         self._seeds = Random(config.model.seed)
         logger.info("%s", self.description)
 
@@ -111,7 +112,10 @@ class Engine:
                 f"tokens, and the pool holds {self.geometry.num_blocks * self.geometry.block_size}",
                 hint="lower max_tokens or raise num_blocks",
             )
-        self._check_params(params, num_new_tokens=self._max_len(len(token_ids), params) - len(token_ids))
+        num_new_tokens = self._max_len(len(token_ids), params) - len(token_ids)
+        self._check_params(params, num_new_tokens=num_new_tokens)
+        self._check_entries("prompt_logprobs", params.prompt_logprobs, len(token_ids) - 1)
+        self._check_entries("logprobs", params.logprobs, num_new_tokens)
 
     def add_request(
         self,
@@ -235,6 +239,16 @@ class Engine:
                     f"allowed_token_ids={params.allowed_token_ids!r} leaves no first token: bad_words, or "
                     f"min_tokens={params.min_tokens} with the ids that stop, rule out all of them"
                 )
+
+    def _check_entries(self, name: str, num_top: int | None, num_places: int) -> None:
+        """All logprobs of a long text would take more memory than there is, and every other request with it."""
+        most, entries = self._max_logprob_entries, num_places * self.vocab_size
+        if num_top == -1 and most is not None and entries > most:
+            raise SamplingParamsError(
+                f"{name}=-1 of up to {num_places} tokens, each among {self.vocab_size}, are {entries} logprobs, "
+                f"and max_logprob_entries={most}",
+                hint=f"{name}=20, fewer tokens, or raise max_logprob_entries, at 300 bytes each",
+            )
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
         """Every id that ends a request."""

@@ -63,7 +63,8 @@ class SamplingParams:
     logit_bias: a mapping from token ids to what is added to their logits; kept as pairs in order of the ids.
     bad_words: words, or lists of token ids, that do not occur in the output.
     allowed_token_ids: the only tokens of the output; None is all.
-    logprobs, prompt_logprobs: how many of the most probable tokens to give beside each one; -1 is all, None is none.
+    logprobs, prompt_logprobs: how many of the most probable tokens to give beside each one; -1 is all, as far
+        as the engine's max_logprob_entries goes, None is none.
     detokenize: whether there is a text.   skip_special_tokens, spaces_between_special_tokens: how special tokens show.
 
     Raises: SamplingParamsError for a value out of range, UnknownArgumentError for a name that nothing reads.

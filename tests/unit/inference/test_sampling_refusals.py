@@ -42,3 +42,21 @@ def test_what_only_the_engine_knows_is_refused_at_submission(
     while engine.has_unfinished_requests():
         ended += [(output.request_id, output.finish_reason) for output in engine.step() if output.finished]
     assert ended == [("beside", "length")]
+
+
+def test_all_logprobs_are_refused_where_they_would_fill_the_memory(build: Build) -> None:
+    """A prompt of 32,000 tokens and a vocabulary of 128,256 would make 4e9 tuples. (vllm#5907: the server is gone.)"""
+    engine = build(max_logprob_entries=4 * VOCAB)
+    for name, given, prompt in (
+        ("prompt_logprobs", {"max_tokens": 9}, [3] * 6),
+        ("logprobs", {"max_tokens": 5}, [3, 3]),
+        ("logprobs", {"max_tokens": None}, [3] * (CONTEXT - 5)),
+    ):
+        message = rf"^{name}=-1 of up to 5 tokens, each among {VOCAB}, are {5 * VOCAB} logprobs, .*={4 * VOCAB}"
+        with pytest.raises(SamplingParamsError, match=message) as caught:
+            engine.add_request("a", prompt, SamplingParams(**{name: -1}, **given))
+        assert "raise max_logprob_entries" in str(caught.value.hint)
+        engine.validate(prompt, SamplingParams(**{name: 20}, **given))
+        engine.validate(prompt[1:], SamplingParams(**{name: -1}, **(given | {"max_tokens": 4})))
+        build(max_logprob_entries=None).validate(prompt, SamplingParams(**{name: -1}, **given))
+    assert not engine.has_unfinished_requests()
