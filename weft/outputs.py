@@ -75,18 +75,18 @@ def place_logprobs(place: TokenLogprobs, text_of: Callable[[int], str] | None) -
     >>> place_logprobs(TokenLogprobs(7, -2.0, 3, ((5, -0.5), (6, -1.0))), None)[6]
     Logprob(logprob=-1.0, rank=2, decoded_token=None)
     """
-
-    def entry(token_id: int, logprob: float, rank: int) -> Logprob:
-        return Logprob(logprob, rank, None if text_of is None else text_of(token_id))
-
-    entries = {place.token_id: entry(place.token_id, place.logprob, place.rank)}
+    entries = {place.token_id: _logprob(place.token_id, place.logprob, place.rank, text_of)}
     better, last = 0, float("inf")
     for count, (token_id, logprob) in enumerate(place.top):
         if logprob < last:
             better, last = count, logprob
         if token_id not in entries:
-            entries[token_id] = entry(token_id, logprob, better + 1)
+            entries[token_id] = _logprob(token_id, logprob, better + 1, text_of)
     return entries
+
+
+def _logprob(token_id: int, logprob: float, rank: int, text_of: Callable[[int], str] | None) -> Logprob:
+    return Logprob(logprob, rank, None if text_of is None else text_of(token_id))
 
 
 def as_json(output: RequestOutput) -> dict[str, Any]:
