@@ -3,20 +3,22 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
-Edit = tuple[str, str, str]  # a module of weft.inference, what it says, what it is to say
+Edit = tuple[str, str, str]  # a module, what it says, what it is to say
 
 
 @contextmanager
 def planted_in(modules: Sequence[str], edits: Sequence[Edit]) -> Iterator[dict[str, ModuleType]]:
-    """These modules of weft.inference made anew, each finding the ones before it, with the edits.
+    """These modules made anew, each finding the ones before it, with the edits. A name is one of weft.inference,
+    unless it begins with `weft.`.
 
     Every edit must stand in its module exactly once: one that has gone stale is an error.
     """
-    full = {name: f"weft.inference.{name}" for name in modules}
+    full = {name: name if name.startswith("weft.") else f"weft.inference.{name}" for name in modules}
     real = {name: import_module(full[name]) for name in modules}
     assert {edit[0] for edit in edits} <= full.keys(), "an edit of a module that is not made anew"
     made: dict[str, ModuleType] = {}
@@ -30,7 +32,14 @@ def planted_in(modules: Sequence[str], edits: Sequence[Edit]) -> Iterator[dict[s
             module = ModuleType(full[name])
             module.__file__ = str(path)
             sys.modules[full[name]] = made[name] = module
-            exec(compile(source, str(path), "exec"), module.__dict__)
+            exec(compiled(source, str(path)), module.__dict__)
         yield made
     finally:
         sys.modules |= {full[name]: module for name, module in real.items()}
+
+
+@lru_cache(maxsize=256)
+def compiled(source: str, path: str) -> CodeType:
+    """Most modules stay as they are, fault after fault."""
+    code: CodeType = compile(source, path, "exec")
+    return code
