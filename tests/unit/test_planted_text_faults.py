@@ -91,6 +91,7 @@ def judge_outputs(module: ModuleType) -> None:
     chance = random.Random(1)
     for _ in range(ROUNDS):
         tokens = [chance.randrange(5) for _ in range(chance.randrange(1, 9))]
+        prompt = [chance.randrange(5) for _ in range(3)]
         stops = ["".join(chance.choices("ab", k=chance.randrange(1, 4))) for _ in range(chance.randrange(3))]
         params = SamplingParams(
             stop=stops,
@@ -110,7 +111,7 @@ def judge_outputs(module: ModuleType) -> None:
         for streams in (False, True):
             ended.clear()
             processor = module.OutputProcessor(Words(), lambda *end: ended.append(end))  # noqa: B023
-            processor.add("r", None, [], params, streams=streams)
+            processor.add("r", None, prompt, params, streams=streams)
             answers: list[Any] = []
             left = list(shown)
             while left and processor.open_requests:
@@ -213,7 +214,15 @@ STOP_STRINGS = [
 ]
 _ENDED = "if not step.finished:\n                self._finish"
 _SHOWN = "self._show(self._detokenizer.push(token)):\n                "
+_MADE = "self._stop_strings = StopStrings(params.stop, include=params.include_stop_str_in_output)"
+_READ = """
+                prompt = tokenizer.detokenizer(())
+                self._stop_strings.push("".join(map(prompt.push, prompt_token_ids)), may_stop={})
+                self._stop_strings._held = ""
+"""
 OUTPUTS = [
+    ("looked for in the prompt", _MADE, _MADE + _READ.format(True)),
+    ("begun in the prompt", _MADE, _MADE + _READ.format(False)),
     ("tokens after the match kept", f"{_SHOWN}return", f"{_SHOWN}pass"),
     ("a stop token shown", "is_hidden = place == last and", "is_hidden = False and"),
     ("min_tokens one too few", "self._num_tokens > self._min_tokens", "self._num_tokens >= self._min_tokens"),
