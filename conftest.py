@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import jaxtyping
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # Every public tensor annotation is enforced in the test run. `kernels` stays out: the hook breaks @triton.jit.
 _CHECKED = [
@@ -35,6 +35,16 @@ if not torch.cuda.is_available():
 
 settings.register_profile("dev", max_examples=50, stateful_step_count=30, deadline=None)
 settings.register_profile("ci", max_examples=200, stateful_step_count=50, deadline=None, derandomize=True)
+# The same examples in every run, so that a planted fault is killed or not, and no time is spent to make them small.
+settings.register_profile(
+    "planted",
+    max_examples=100,
+    stateful_step_count=50,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
+)
 settings.register_profile(
     "nightly",
     max_examples=5000,

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from pathlib import Path
+
 import pytest
 
 
@@ -13,6 +15,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--require-gpu", action="store_true", help="fail where a test marked gpu would be skipped for want of a GPU"
     )
+    group.addoption(
+        "--planted",
+        nargs="?",
+        const="sample",
+        metavar="all|N|NAME",
+        help="plant faults in copies of the sources and see them killed, instead of running tests: a sample of the "
+        "catalogue, all of it, so many, one, or those of one part",
+    )
+    group.addoption("--planted-seed", type=int, metavar="SEED", help="seed of the sample (today's date)")
+    group.addoption("--planted-jobs", type=int, metavar="N", help="faults at a time (one a core, two at most)")
+    group.addoption("--planted-json", type=Path, metavar="FILE", help="write every verdict to FILE")
+    parser.addini("weft_planted", "catalogue of planted faults, module:name", default="tests.planted:CATALOGUE")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    asked = config.getoption("--planted")
+    if asked is None:
+        return None
+    from weft.errors import WeftError
+    from weft.testing.planted.command import run_planted
+
+    try:
+        return run_planted(
+            asked,
+            root=config.rootpath,
+            catalogue=config.getini("weft_planted"),
+            seed=config.getoption("--planted-seed"),
+            jobs=config.getoption("--planted-jobs"),
+            json_file=config.getoption("--planted-json"),
+        )
+    except WeftError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,0 +1,139 @@
+"""Faults of the harness itself: the comparison is the product."""
+
+from functools import partial
+
+from weft.testing.planted.fault import Fault
+
+_EXACT = "tests/unit/testing/test_exactness.py"
+_TIES = "tests/unit/testing/test_near_ties.py"
+_VERIFY = "tests/unit/testing/test_verify.py"
+_PLANTED = "tests/unit/testing/test_planted_verdicts.py"
+_exact = partial(Fault, file="weft/testing/exactness.py", tier="tests/unit")
+_ties = partial(Fault, file="weft/testing/near_ties.py", tier="tests/unit")
+_verify = partial(Fault, file="weft/testing/verify.py", tier="tests/unit")
+_toy = partial(Fault, file="weft/testing/toy.py", tier="tests/unit")
+_verdict = partial(Fault, file="weft/testing/planted/verdict.py", tier="tests/unit")
+
+FAULTS = (
+    _exact(
+        name="a tolerance a hundred times too wide",
+        old="LOGIT_TOLERANCE = 1e-3",
+        new="LOGIT_TOLERANCE = 1e-1",
+        why="An epsilon ten times too small passes.",
+        killers=(_VERIFY,),
+    ),
+    _exact(
+        name="NaN is within any tolerance",
+        old="if not largest <= tolerance:  # a NaN",
+        new="if largest > tolerance:  # a NaN",
+        why="A comparison with NaN is false, whichever way it is put.",
+        killers=(_EXACT,),
+    ),
+    _exact(
+        name="a shorter answer is equal",
+        old="    if place is None and len(left) != len(right):\n        return min(len(left), len(right))\n",
+        new="",
+        why="vLLM's own comparison, by zip.",
+        killers=(f"{_EXACT}::test_an_answer_that_ends_early_is_never_a_tie",),
+    ),
+    _exact(
+        name="every difference is a tie",
+        old="if margin < 2 * measured:",
+        new="if margin >= 0:",
+        why="The harness acquits whoever comes.",
+        killers=(f"{_EXACT}::test_a_difference_is_a_tie_only_under_twice_the_reference_noise",),
+    ),
+    _exact(
+        name="how an answer ended is not compared",
+        old="    elif reference.finish_reason != actual.finish_reason:\n",
+        new="    elif False:\n",
+        why="Length instead of stop is a fault that users see.",
+        killers=("tests/unit/testing/test_exactness.py",),
+    ),
+    _exact(
+        name="as many ties as positions",
+        old="return 1 + num_positions // POSITIONS_PER_TIE",
+        new="return 1 + num_positions",
+        why="Ties are excuses, and few are due.",
+        killers=(f"{_EXACT}::test_the_cap_on_ties_grows_by_one_in_a_hundred_thousand_positions",),
+    ),
+    _ties(
+        name="the engine's own error is its tolerance",
+        old="noise=_pair_noise(base, again),",
+        new="noise=_pair_noise(base, judged),",
+        why="A theorem: it excuses every flip.",
+        killers=(f"{_TIES}::test_the_engines_own_error_is_never_its_tolerance",),
+    ),
+    _ties(
+        name="a logit that is not finite is judged like any other",
+        old="broken=~judged.isfinite().all(dim=-1),",
+        new="broken=torch.zeros_like(best, dtype=torch.bool),",
+        why="NaN beside the best token shows in nothing else.",
+        killers=(f"{_TIES}::test_a_logit_that_is_not_finite_fails_even_where_the_best_token_agrees",),
+    ),
+    _ties(
+        name="the divergence is not looked at",
+        old="return few and self.mean_kl <= KL_FACTOR * max(self.own_mean_kl, KL_FLOOR)",
+        new="return few",
+        why="A drift that flips nothing passes.",
+        killers=(f"{_TIES}::test_a_drift_that_flips_nothing_fails_by_its_divergence",),
+    ),
+    _ties(
+        name="any number of flips is excused",
+        old="few = self.num_unexcused == 0 and self.num_flips <= self.max_flips",
+        new="few = self.num_unexcused == 0",
+        why="Each lies within noise, and together they do not.",
+        killers=(f"{_TIES}::test_many_flips_fail_though_each_lies_within_noise",),
+    ),
+    _verify(
+        name="no prompts pass",
+        old="return bool(self.comparisons) and all_judged and",
+        new="return all_judged and",
+        why="A run that judged nothing is green.",
+        killers=(f"{_VERIFY}::test_no_prompts_are_no_pass",),
+    ),
+    _verify(
+        name="a narrow dtype is judged by its audit alone",
+        old="return self.audit.passed and self.num_equal == len(self.comparisons)",
+        new="return self.audit.passed",
+        why="How answers end is not in the audit.",
+        killers=(_VERIFY,),
+    ),
+    _toy(
+        name="the toy model does not look at what it reads",
+        old='            assert found == expected, f"row {row} reads another\'s value at position {position}"\n',
+        new="",
+        why="It is what sees aliasing.",
+        killers=("tests/unit/inference/test_reported_faults.py::test_the_law_fails_with_the_fault",),
+    ),
+    _verdict(
+        name="whatever ends a run of tests is a kill",
+        old="    if trial.exit_code != 1:\n",
+        new="    if trial.exit_code < 0:\n",
+        why="A mutant that is no program would count as seen.",
+        killers=(_PLANTED,),
+    ),
+    _verdict(
+        name="any test that fails is the one that was named",
+        old="blind = [killer for killer in fault.killers if not sees(killer, trial.failed)]",
+        new="blind = [killer for killer in fault.killers if not trial.failed]",
+        why="A fault has to be seen by the tests that are there for it.",
+        killers=(_PLANTED,),
+    ),
+    _verdict(
+        name="the original may be tested in place of the copy",
+        old="    if trial.strayed:\n",
+        new="    if False:\n",
+        why="An editable install is found first, and every fault survives or is killed by chance.",
+        killers=(_PLANTED,),
+    ),
+    Fault(
+        name="a stale fault is planted somewhere",
+        file="weft/testing/planted/tree.py",
+        tier="tests/unit",
+        old="    if count != 1:\n",
+        new="    if count < 1:\n",
+        why="Where a text occurs twice, nobody knows what was planted.",
+        killers=("tests/unit/testing/test_planted_runs.py",),
+    ),
+)

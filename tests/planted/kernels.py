@@ -1,0 +1,277 @@
+"""Faults of the kernels, which no monkeypatch reaches: Triton reads their source."""
+
+from functools import partial
+
+from weft.testing.planted.fault import Fault
+
+_DECODE = "tests/kernels/test_paged_decode.py"
+_PREFILL = "tests/kernels/test_paged_prefill.py"
+_WRITE = "tests/kernels/test_cache_write.py"
+_SAMPLE = "tests/kernels/test_sample.py"
+_TRUNCATE = "tests/kernels/test_truncate_reference.py"
+_STATE = "tests/kernels/test_step_state.py"
+_kernel = partial(Fault, tier="tests/kernels")
+_pieces = partial(_kernel, file="weft/kernels/pieces.py")
+_decode = partial(_kernel, file="weft/kernels/_paged_decode_kernel.py")
+_prefill = partial(_kernel, file="weft/kernels/paged_prefill.py")
+_sample = partial(_kernel, file="weft/kernels/sample.py")
+_cut = partial(_kernel, file="weft/kernels/_truncate_reference.py")
+_gather = partial(_kernel, file="weft/kernels/gather_step.py")
+_commit = partial(_kernel, file="weft/kernels/commit_step.py")
+
+FAULTS = (
+    _pieces(
+        name="a running softmax does not rescale its sum",
+        old="total * factor + tl.sum(weights, 1)",
+        new="total + tl.sum(weights, 1)",
+        why="Right as long as the first tile holds the largest score.",
+        killers=(f"{_PREFILL}::test_chunks_and_prefixes_of_every_length",),
+    ),
+    _pieces(
+        name="merging two empty parts gives NaN",
+        old="    highest = tl.maximum(maximum, log_sum)\n"
+        '    shift = tl.where(highest == float("-inf"), 0.0, highest)\n',
+        new="    highest = tl.maximum(maximum, log_sum)\n    shift = highest\n",
+        why="flashinfer#4051: minus infinity less itself.",
+        killers=("tests/kernels/test_merge_parts.py::test_an_empty_part_is_the_identity_to_the_bit",),
+    ),
+    _pieces(
+        name="the soft cap is a tanh and no more",
+        old="scores = soft_cap * tanh(scores / soft_cap)",
+        new="scores = tanh(scores / soft_cap)",
+        why="Scores are squeezed to one and not to the cap.",
+        killers=(f"{_DECODE}::test_every_length_at_the_edges_of_blocks_and_splits",),
+    ),
+    _pieces(
+        name="decode's window is one too wide",
+        old="oldest = tl.maximum(length - window, 0)",
+        new="oldest = tl.maximum(length - window - 1, 0)",
+        why="transformers#39408, in decode and in the merge of parts.",
+        killers=(f"{_DECODE}::test_a_window_shows_exactly_its_keys",),
+    ),
+    _pieces(
+        name="heads turn the other way",
+        old="tl.where(column < half, -sine, sine)",
+        new="tl.where(column < half, sine, -sine)",
+        why="Queries and keys turn alike, so that scores of one kernel stay right among themselves.",
+        killers=(f"{_WRITE}::test_every_head_is_turned_and_lies_in_its_slot",),
+    ),
+    _pieces(
+        name="the norm of heads has no epsilon",
+        old="tl.sum(own * own, 1) / D + epsilon",
+        new="tl.sum(own * own, 1) / D",
+        why="Seen only where a head is nearly zero.",
+        killers=(_WRITE,),
+    ),
+    _decode(
+        name="query heads are dealt out to key heads by turns in decode",
+        old="    head = kv_head * group + in_group\n",
+        new="    head = in_group * H_KV + kv_head\n",
+        why="Head h reads key head h % H_kv.",
+        killers=(f"{_DECODE}::test_every_length_at_the_edges_of_blocks_and_splits",),
+    ),
+    _decode(
+        name="the new key counts twice",
+        old="        seen = length - 1  # the last key is this launch's own\n",
+        new="",
+        why="It is in the pool by then, or not yet: that depends on which program was first.",
+        killers=(f"{_DECODE}::test_every_length_at_the_edges_of_blocks_and_splits",),
+    ),
+    _decode(
+        name="slot 0 is not written",
+        old="written = inside[None, :] & (place >= 0)",
+        new="written = inside[None, :] & (place > 0)",
+        why="One column of one head of one slot keeps what was there.",
+        killers=(_DECODE,),
+    ),
+    _decode(
+        name="decode reads a window's first block from its start",
+        old="low = tl.maximum(first * span, oldest)",
+        new="low = first * span",
+        why="Keys before the window are seen.",
+        killers=(f"{_DECODE}::test_a_window_shows_exactly_its_keys",),
+    ),
+    _prefill(
+        name="a row does not see its own key",
+        old="shown = valid[None, :] & (keys[None, :] <= asking[:, None])",
+        new="shown = valid[None, :] & (keys[None, :] < asking[:, None])",
+        why="The causal mask is strict.",
+        killers=(f"{_PREFILL}::test_chunks_and_prefixes_of_every_length",),
+    ),
+    _prefill(
+        name="prefill's window is one too wide",
+        old="shown &= keys[None, :] > asking[:, None] - window",
+        new="shown &= keys[None, :] >= asking[:, None] - window",
+        why="transformers#39408, in prefill.",
+        killers=(f"{_PREFILL}::test_a_window_shows_exactly_its_keys",),
+    ),
+    _prefill(
+        name="tiles that some rows may not see go without a mask",
+        old="tl.maximum(earliest + 1, 0) // BLOCK_N * BLOCK_N",
+        new="tl.maximum(earliest + tokens, 0) // BLOCK_N * BLOCK_N",
+        why="The first row of a tile sees what only the last one may.",
+        killers=(f"{_PREFILL}::test_chunks_and_prefixes_of_every_length",),
+    ),
+    _prefill(
+        name="the tail of the last block is not masked",
+        old="valid = (keys < length) & (keys >= oldest)",
+        new="valid = keys >= oldest",
+        why="Nothing weighs the values there, but nothing times NaN is NaN.",
+        killers=(f"{_PREFILL}::test_chunks_and_prefixes_of_every_length",),
+    ),
+    _kernel(
+        name="queries are normed by the keys' weights",
+        file="weft/kernels/cache_write.py",
+        old="tl.where(is_query, query_norm, key_norm),",
+        new="tl.where(is_query, key_norm, key_norm),",
+        why="Qwen3 has a norm for each.",
+        killers=(f"{_WRITE}::test_every_head_is_turned_and_lies_in_its_slot",),
+    ),
+    _sample(
+        name="noise does not know the position",
+        old="noise = _gumbel(token.to(tl.int64), tl.load(positions + row), tl.load(seeds + row), ROUNDS)",
+        new="noise = _gumbel(token.to(tl.int64), tl.load(positions), tl.load(seeds + row), ROUNDS)",
+        why="A request draws as its neighbour does.",
+        killers=(f"{_SAMPLE}::test_noise_reaches_every_bit_of_seed_position_and_token",),
+    ),
+    _sample(
+        name="a token at the threshold is not drawn",
+        old="inside = inside & (values >= tl.load(thresholds + row))",
+        new="inside = inside & (values > tl.load(thresholds + row))",
+        why="With top_k 1 there is nothing left.",
+        killers=(f"{_SAMPLE}::test_what_is_minus_infinite_or_below_the_threshold_is_never_drawn",),
+    ),
+    _sample(
+        name="NaN is a logit like any other",
+        old='tl.where(values < float("inf"), 0, 1)',
+        new='tl.where(values != float("inf"), 0, 1)',
+        why="A request whose logits are broken goes on.",
+        killers=(f"{_SAMPLE}::test_equal_logits_give_the_lowest_id_and_broken_rows_minus_one",),
+    ),
+    _sample(
+        name="one of ten rounds is left out",
+        old="for _ in tl.static_range(ROUNDS):",
+        new="for _ in tl.static_range(ROUNDS - 1):",
+        why="Noise as good as any, and not the engine's own.",
+        killers=(f"{_SAMPLE}::test_every_row_gets_the_token_that_plain_torch_gives_it",),
+    ),
+    _cut(
+        name="one token more than top_k",
+        old="values.topk(int(top_k[row])).values",
+        new="values.topk(int(top_k[row]) + 1).values",
+        why="A count that is taken for a last index.",
+        killers=(f"{_TRUNCATE}::test_each_alone_keeps_what_huggingface_keeps",),
+    ),
+    _cut(
+        name="min_p forgets the temperature",
+        old="highest.double() + temperatures[row].double() * logarithm(min_p[row].double())",
+        new="highest.double() + logarithm(min_p[row].double())",
+        why="Right at temperature 1, where most tests are.",
+        killers=(f"{_TRUNCATE}::test_each_alone_keeps_what_huggingface_keeps",),
+    ),
+    _cut(
+        name="top_p is taken of the whole",
+        old="left = values[values >= found[row]]",
+        new="left = values",
+        why="After top_k it is a share of what top_k left.",
+        killers=(f"{_TRUNCATE}::test_together_they_cut_as_a_sort_in_float64_does",),
+    ),
+    _gather(
+        name="padding is written to slot 0",
+        old="tl.store(out_slots + token, piece.to(tl.int64) * 0 - 1, mask=mask)",
+        new="tl.store(out_slots + token, piece.to(tl.int64) * 0, mask=mask)",
+        why="vllm#43810: a padded step overwrites a live slot.",
+        killers=(f"{_STATE}::test_a_step_is_gathered_as_plain_torch_gathers_it",),
+    ),
+    _gather(
+        name="a block table ends a block early",
+        old="used = tl.cdiv(before + count, P)",
+        new="used = (before + count) // P",
+        why="The last, unfilled block is not named.",
+        killers=(f"{_STATE}::test_a_step_is_gathered_as_plain_torch_gathers_it",),
+    ),
+    _commit(
+        name="a failed row keeps -1 as its token",
+        old="tl.maximum(token, 0)",
+        new="token",
+        why="The next step looks up row -1 of the embedding.",
+        killers=(f"{_STATE}::test_a_step_is_committed_as_plain_torch_commits_it",),
+    ),
+    _commit(
+        name="a chunk that stops short leaves a token",
+        old="mask=lives & (tl.load(keeps + request) != 0))",
+        new="mask=lives)",
+        why="The next token of the prompt is overwritten.",
+        killers=(f"{_STATE}::test_a_step_is_committed_as_plain_torch_commits_it",),
+    ),
+    _kernel(
+        name="gate and up change places",
+        file="weft/kernels/silu_multiply.py",
+        old="result = (silu(gate) * up)",
+        new="result = (silu(up) * gate)",
+        why="Two halves of one row.",
+        killers=("tests/kernels/test_silu_multiply.py::test_products_lie_within_their_roundings",),
+    ),
+    _kernel(
+        name="the norm is that of the sum before it is rounded",
+        file="weft/kernels/add_norm.py",
+        old="    x = rounded.to(tl.float32)\n",
+        new="",
+        why="The stream and its norm part by half a unit.",
+        killers=("tests/kernels/test_add_norm.py::test_the_norm_is_that_of_the_sum_as_it_is_kept",),
+    ),
+    _kernel(
+        name="the last plane of a split product is left out",
+        file="weft/kernels/add_norm.py",
+        old="tl.static_range(1, PLANES)",
+        new="tl.static_range(1, PLANES - 1)",
+        why="A part of the inside is not summed.",
+        killers=("tests/kernels/test_add_norm.py::test_sum_and_norm_lie_within_their_roundings",),
+    ),
+    _kernel(
+        name="the gradient of an embedding loses a token",
+        file="weft/kernels/embedding.py",
+        old="range(tl.load(starts + token), end, ROWS)",
+        new="range(tl.load(starts + token) + 1, end, ROWS)",
+        why="The first of each id's tokens does not count.",
+        killers=("tests/kernels/test_embedding.py::test_rows_and_ordered_sums_are_met_to_the_bit",),
+    ),
+    _kernel(
+        name="training attention does not rescale its output",
+        file="weft/kernels/_flash_forward.py",
+        old="        output = output * keep[:, None]\n",
+        new="",
+        why="Right as long as the first block holds the largest score.",
+        killers=(
+            "tests/kernels/test_flash_attention.py::"
+            "test_output_and_gradients_stand_beside_float64_as_closely_as_plain_torch",
+        ),
+    ),
+    _kernel(
+        name="training attention shows the next key",
+        file="weft/kernels/_flash_forward.py",
+        old="column[None, :] <= (row + (shift - first))[:, None]",
+        new="column[None, :] <= (row + (shift - first) + 1)[:, None]",
+        why="A model that is trained to look ahead.",
+        killers=("tests/kernels/test_flash_attention.py::test_every_row_sees_just_the_keys_up_to_its_own",),
+    ),
+    _kernel(
+        name="a product of few rows forgets the rest of the inside",
+        file="weft/kernels/few_rows_gemm.py",
+        old="range(plane * part, tl.minimum(plane * part + part, inner), BLOCK_K)",
+        new="range(plane * part, tl.minimum(plane * part + part, inner) - BLOCK_K + 1, BLOCK_K)",
+        why="Columns after the last whole tile do not count.",
+        killers=("tests/kernels/test_few_rows_gemm.py::test_products_and_sums_of_planes_lie_within_their_roundings",),
+    ),
+    _sample(
+        name="equivalent: noise at temperature 0 is drawn and weighs nothing",
+        old="drawn = temperature > 0\n",
+        new="drawn = temperature >= 0\n",
+        why="Nothing times a finite number is added.",
+        killers=(
+            f"{_SAMPLE}::test_every_row_gets_the_token_that_plain_torch_gives_it",
+            f"{_SAMPLE}::test_equal_logits_give_the_lowest_id_and_broken_rows_minus_one",
+        ),
+        expect="survives",
+    ),
+)

@@ -1,0 +1,98 @@
+"""Each backend over blocks, against attention in float64: what a layer declares reaches it, and copies are whole."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.attention import find_backend
+from weft.attention.interface import AttentionSpec
+from weft.batch import Batch, GroupTables, SamplingRows
+from weft.config import CacheConfig, Limits
+from weft.layers.heads import HeadTransform
+from weft.layers.norm import RMSNorm
+from weft.layers.rope import RopeConfig, RotaryTable
+
+CPU = torch.device("cpu")
+HEAD_DIM, LENGTH, P = 16, 21, 8
+LIMITS = Limits(max_num_seqs=2, max_num_batched_tokens=64, max_model_len=24)
+PLAIN = AttentionSpec(num_query_heads=4, num_kv_heads=2, head_dim=HEAD_DIM, scale=HEAD_DIM**-0.5)
+TABLES = torch.tensor([[4, 0, 5], [2, 1, 3]])
+CASES = {
+    "gather": ("paged_gather", PLAIN),
+    "gather-window": ("paged_gather", replace(PLAIN, window=5)),
+    "triton": ("paged_triton", PLAIN),
+    "triton-window": ("paged_triton", replace(PLAIN, window=5)),
+    "triton-soft-cap": ("paged_triton", replace(PLAIN, soft_cap=0.5)),
+}
+
+
+def heads_of(spec: AttentionSpec) -> HeadTransform:
+    rope = RopeConfig.of({"max_position_embeddings": LIMITS.max_model_len}, HEAD_DIM)
+    norms = [RMSNorm(HEAD_DIM, epsilon, dtype=torch.float32, device=CPU) for epsilon in (1e-5, 1e-6)]
+    for norm, low in zip(norms, (0.5, 2.5), strict=True):
+        torch.nn.init.uniform_(norm.weight, low, low + 1.0, generator=torch.Generator().manual_seed(1))
+        norm.weight.requires_grad_(False)
+    rotary = RotaryTable(rope, LIMITS.max_model_len, dtype=torch.float32, device=CPU)
+    return HeadTransform(spec.num_query_heads, spec.num_kv_heads, HEAD_DIM, rotary, *norms)
+
+
+def batch_of(first: int, last: int) -> Batch:
+    """Tokens `first : last` of both requests."""
+    positions = torch.arange(first, last).repeat(2)
+    owners = torch.tensor([0, 1]).repeat_interleave(last - first)
+    nothing = torch.empty(0, dtype=torch.int64)
+    return Batch(
+        token_ids=torch.zeros_like(positions),
+        positions=positions,
+        sequence_lengths=torch.tensor([last, last]),
+        query_starts=torch.tensor([0, last - first, 2 * (last - first)]),
+        groups=(GroupTables(block_tables=TABLES, slot_mapping=TABLES[owners, positions // P] * P + positions % P),),
+        logit_rows=nothing,
+        sampling=SamplingRows(temperatures=torch.empty(0), seeds=nothing, positions=nothing, any_noise=False),
+    )
+
+
+def naive(spec: AttentionSpec, qkv: Tensor) -> Tensor:
+    """Of one whole sequence, in float64."""
+    query, key, value = (part.double() for part in heads_of(spec)(qkv, torch.arange(LENGTH)))
+    group = spec.num_query_heads // spec.num_kv_heads
+    key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+    distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+    seen = (distance >= 0) & (distance < (spec.window or LENGTH))
+    scores = torch.einsum("qhd,khd->hqk", query, key) * spec.scale
+    if spec.soft_cap is not None:
+        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), value).flatten(1)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_backend_does_what_its_layer_declares(case: str) -> None:
+    name, spec = CASES[case]
+    backend = find_backend(name)
+    assert backend.supports(spec, torch.float32, CPU) is None
+    geometry = backend.geometry(LIMITS, CacheConfig(block_size=P, num_blocks=6))
+    cache = backend.allocate([spec, spec], geometry, torch.float32, CPU)
+    width = (spec.num_query_heads + 2 * spec.num_kv_heads) * HEAD_DIM
+    qkvs = torch.randn(2, LENGTH, width, generator=torch.Generator().manual_seed(0))
+    for layer in (1, 0):
+        pieces = []
+        for first, last in ((0, 13), (13, 20), (20, LENGTH)):
+            batch = batch_of(first, last)
+            attended = cache.prepare(batch)(layer, qkvs[:, first:last].flatten(0, 1), batch.positions, heads_of(spec))
+            pieces.append(attended.unflatten(0, (2, -1)))
+        for found, qkv in zip(torch.cat(pieces, dim=1), qkvs, strict=True):
+            torch.testing.assert_close(found.double(), naive(spec, qkv), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["paged_gather", "paged_triton"])
+def test_copied_blocks_are_whole_and_leave_the_rest(name: str) -> None:
+    backend = find_backend(name)
+    geometry = backend.geometry(LIMITS, CacheConfig(block_size=P, num_blocks=6))
+    cache = backend.allocate([PLAIN, PLAIN], geometry, torch.float32, CPU)
+    cache.pool.normal_(generator=torch.Generator().manual_seed(0))  # type: ignore[attr-defined]
+    before = cache.pool.clone()  # type: ignore[attr-defined]
+    cache.copy_blocks([(4, 1), (0, 3)])
+    expected = before[:, :, [0, 4, 2, 0, 4, 5, 6]]
+    assert torch.equal(cache.pool, expected)  # type: ignore[attr-defined]
