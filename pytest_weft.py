@@ -3,9 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
-
 from pathlib import Path
+from typing import Any
 
 import pytest
 

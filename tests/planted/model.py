@@ -143,7 +143,7 @@ FAULTS = (
         old='window = declared if read_field(config, "use_sliding_window", BOOLEAN, False) else None',
         new="window = declared",
         why="A config may declare a window and switch it off.",
-        killers=(f"{_FAMILIES}::test_layers_declare_the_windows_of_their_config",),
+        killers=(f"{_FAMILIES}::test_qwen3_windows_without_layer_types_are_huggingfaces",),
     ),
     Fault(
         name="a missing window of Mistral's is none",

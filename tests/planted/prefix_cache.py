@@ -48,7 +48,7 @@ FAULTS = (
         old="            if block is None:\n                break\n",
         new="            if block is None:\n                continue\n",
         why="A later block of the same beginning is taken for the next one.",
-        killers=("tests/unit/inference/test_prefix_cache.py",),
+        killers=(f"{_TESTS}::test_a_hit_is_the_longest_prefix_of_whole_blocks",),
     ),
     _fault(
         name="the second of two equal blocks takes the first one's place",

@@ -95,7 +95,7 @@ FAULTS = (
         old="            left -= count\n",
         new="            left -= 1\n",
         why="A step computes more tokens than memory was measured for.",
-        killers=("tests/unit/inference/test_scheduler.py::test_a_prompt_is_cut_by_chunk_and_budget_and_samples_once",),
+        killers=("tests/unit/inference/test_engine_over_a_toy_model.py::TestToyEngine",),
     ),
     _scheduler(
         name="a late token of an ended request is given out",
@@ -170,13 +170,6 @@ FAULTS = (
         old="                request.num_scored_tokens = end\n",
         new="",
         why="vllm#29071: the logprobs of a prompt are more than its tokens.",
-        killers=("tests/unit/inference/test_prompt_scores_faults.py::test_the_law_holds",),
-    ),
-    _scores(
-        name="the token after a prompt is scored as one of it",
-        old="end = min(start + count, request.num_prompt_tokens - 1)",
-        new="end = min(start + count, request.num_prompt_tokens)",
-        why="A prompt of n tokens has n - 1 scores.",
         killers=("tests/unit/inference/test_prompt_scores_faults.py::test_the_law_holds",),
     ),
     Fault(

@@ -19,7 +19,7 @@ GRAPHS = (
         old="return [*(size for size in (*close, *far) if size < max_num_seqs), max_num_seqs]",
         new="return [size for size in (*close, *far) if size <= max_num_seqs]",
         why="vllm#57355: speed falls off a cliff at the top.",
-        killers=(f"{_SIZES}::test_about_twenty_batch_sizes_and_those_that_were_asked_for",),
+        killers=(f"{_SIZES}::test_every_step_fits_the_size_that_serves_it",),
     ),
     _sizes(
         name="a step runs in the size below it",

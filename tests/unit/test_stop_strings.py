@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from weft.stop_strings import StopStrings
@@ -34,6 +34,7 @@ def run(stops: list[str], pieces: list[str], *, gated: int = 0, include: bool = 
 
 
 @given(stops=_STOPS, text=_TEXT, cuts=st.sets(st.integers(1, 15)), gated=st.integers(0, 3), include=st.booleans())
+@example(stops=["aab"], text="aaab", cuts=set(), gated=0, include=False)  # a beginning that fails, and one within it
 def test_any_text_in_any_pieces_ends_where_the_whole_text_does(
     stops: list[str], text: str, cuts: set[int], gated: int, include: bool
 ) -> None:

@@ -23,7 +23,15 @@ def filled(*chains: list[int], size: int = 2) -> PrefixCache:
 
 @pytest.mark.parametrize(
     ("tokens", "blocks"),
-    [([1, 2, 3, 4, 5], [0, 1]), ([1, 2, 3, 4], [0, 1]), ([1, 2, 9, 4], [0]), ([1], []), ([3, 4], []), ([], [])],
+    [
+        ([1, 2, 3, 4, 5], [0, 1]),
+        ([1, 2, 3, 4], [0, 1]),
+        ([1, 2, 9, 4], [0]),
+        ([9, 9, 1, 2, 3, 4], []),
+        ([1], []),
+        ([3, 4], []),
+        ([], []),
+    ],
 )
 def test_a_hit_is_the_longest_prefix_of_whole_blocks(tokens: list[int], blocks: list[int]) -> None:
     assert filled([1, 2, 3, 4]).lookup(tokens) == blocks

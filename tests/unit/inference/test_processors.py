@@ -23,6 +23,7 @@ from transformers import (
 from tests.unit.inference.processed import Asked, plan_of, processed, state_of
 from weft.inference.plan import StepPlan
 from weft.inference.processing import Processing, rehearse
+from weft.inference.processors import penalise_count
 
 VOCAB = 23
 EOS = (3, 7)
@@ -167,6 +168,16 @@ def test_a_row_is_processed_beside_others_as_it_is_alone(asked: list[Asked], see
     assert torch.equal(logits, before), "whoever watches logits still sees them raw"
     for row, one in enumerate(asked):
         assert torch.equal(together[row], processed([one], logits[row : row + 1])[0])
+
+
+def test_what_is_counted_in_is_clear_again_for_the_next_step() -> None:
+    places, counted, penalty = torch.tensor([[1, 1, 2]]), torch.ones(1, 3), torch.ones(1, 1)
+    zeros = torch.zeros(1, 4)
+    for _ in range(2):
+        logits = torch.zeros(1, 4)
+        penalise_count(logits, places, counted, penalty, penalty, zeros)
+        assert logits.tolist() == [[0.0, -3.0, -2.0, 0.0]]
+        assert not zeros.any()
 
 
 def test_processors_come_in_the_order_that_is_written_down() -> None:

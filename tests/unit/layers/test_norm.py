@@ -47,4 +47,5 @@ def test_the_cast_comes_before_the_weight_and_that_shows() -> None:
 
 def test_half_precision_rows_do_not_overflow_in_the_sum_of_squares() -> None:
     norm = random_norm(64, torch.float16)
-    assert rms_norm(torch.full((1, 64), 6e4, dtype=torch.float16), norm).isfinite().all()
+    # Over their own size all are 1. An infinite sum would be finite again by then, and every row 0.
+    assert torch.equal(rms_norm(torch.full((1, 64), 6e4, dtype=torch.float16), norm), norm.weight.detach()[None])

@@ -56,6 +56,23 @@ def test_a_tie_never_excuses_logits_beyond_tolerance() -> None:
     assert compare_exact(reference, answer, noise=lambda: 1.0).verdict is Verdict.DIFFERENT
 
 
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (5e-4, Verdict.EQUAL),
+        (2e-3, Verdict.DIFFERENT),
+        (float("inf"), Verdict.DIFFERENT),
+        (float("nan"), Verdict.DIFFERENT),
+    ],
+)
+def test_logits_are_compared_though_no_token_differs(error: float, verdict: Verdict) -> None:
+    """HuggingFace differs from itself by 1e-4 at most, and the faults planted in models move logits by 3e-3 or more."""
+    reference = said(1, 2, 3)
+    logits = reference.logits.clone()
+    logits[1, 5] += error
+    assert compare_exact(reference, replace(reference, logits=logits), noise=no_noise).verdict is verdict
+
+
 def test_logits_after_the_first_different_token_are_not_compared() -> None:
     reference = said(1, 2, 3, margin=1e-5)
     answer = replace(reference, token_ids=(1, 4, 5), logits=reference.logits + torch.tensor([[0.0], [0.0], [9.0]]))

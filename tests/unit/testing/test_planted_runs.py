@@ -51,7 +51,7 @@ def catalogue_of(*faults: Fault, **environment: str) -> Catalogue:
         parts={"shop": faults},
         sources=("shop", "tests"),
         environment={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment},
-        timeout_s=4.0,
+        timeout_s=8.0,
     )
 
 
@@ -68,7 +68,7 @@ EXPECTED = {
         "equivalent", ADD, "result = price + result", f"{TESTS}::test_total", expect="survives"
     ),
     "wrong killer": planted("wrong", ADD, "result = price", f"{TESTS}::test_total", f"{TESTS}::test_nothing"),
-    "timed out": planted("endless", LOOP, "    while prices:\n        result += 1\n", f"{TESTS}::test_total"),
+    "timed out": planted("endless", LOOP, "    import time\n    time.sleep(99)\n", f"{TESTS}::test_total"),
     "invalid: no Python": planted("syntax", ADD, "result +=", f"{TESTS}::test_total"),
     "invalid: no name": planted("name", ADD, "result += prize", f"{TESTS}::test_total"),
     "invalid: in a fixture": planted("fixture", "number // 2", "number", f"{TESTS}::test_half"),
@@ -161,9 +161,6 @@ def test_pytest_plants_what_it_is_asked_for(pytester: pytest.Pytester) -> None:
     found = json.loads((pytester.path / "found.json").read_text())
     assert (found["seed"], found["catalogue"], found["exit_status"]) == (7, 2, 0)
     assert [(row["part"], row["verdict"]) for row in found["faults"]] == [("sums", "killed")]
-    result = pytester.runpytest_subprocess("--planted=a summ")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*no planted fault and no part is called 'a summ'", "*'a sum'*"])
 
 
 def test_a_survivor_is_shown_and_fails_the_run(

@@ -93,15 +93,14 @@ def _baseline(
         [killer for killer in killers if files.index(killer.partition("::")[0]) % len(lanes) == place]
         for place in range(len(lanes))
     ]
-    # A folder each: tests may write beside themselves. What they compiled stays for the faults in the first.
-    folders = [pristine, *(pristine.with_name(f"pristine-{place}") for place in range(1, len(lanes)))]
-    for other in folders[1:]:
-        clone(pristine, other)
 
-    def run_share(lane: Lane, tests: Sequence[str], folder: Path) -> Trial | None:
-        return lane.run(folder, tests, timeout_s=_BASELINE_TIMEOUT_S, arguments=catalogue.arguments) if tests else None
+    def run_share(lane: Lane, tests: Sequence[str]) -> Trial | None:
+        # In one folder, so that what they compile is there for every fault.
+        return (
+            lane.run(pristine, tests, timeout_s=_BASELINE_TIMEOUT_S, arguments=catalogue.arguments) if tests else None
+        )
 
-    trials = [trial for trial in pool.map(run_share, lanes, shares, folders) if trial is not None]
+    trials = [trial for trial in pool.map(run_share, lanes, shares) if trial is not None]
     for trial in trials:
         if trial.exit_code != 0:
             return f"without a fault the tests end with exit status {trial.exit_code}:\n{trial.output}"

@@ -58,7 +58,7 @@ class Stem:
         )
         for _, theirs in pairs:
             theirs.close()
-        self.lanes = tuple(Lane(ours) for ours, _ in pairs)
+        self.lanes = tuple(Lane(ours, number) for number, (ours, _) in enumerate(pairs))
 
     def close(self) -> None:
         """End the process and its lanes."""
@@ -74,8 +74,8 @@ class Stem:
 class Lane:
     """Runs trials, each in a fork of what has been imported."""
 
-    def __init__(self, own: socket.socket) -> None:
-        self._socket = own
+    def __init__(self, own: socket.socket, number: int) -> None:
+        self._socket, self._number = own, number
         self._line = own.makefile("rw", encoding="utf-8")
         self._is_ready = False
 
@@ -93,7 +93,7 @@ class Lane:
         environment: Mapping[str, str] | None = None,
     ) -> Trial:
         """Run these files and node ids in this copy of the tree."""
-        output, report = (folder.with_name(f"{folder.name}.{kind}") for kind in ("output", "report"))
+        output, report = (folder.with_name(f"{folder.name}.{self._number}.{kind}") for kind in ("output", "report"))
         job = {
             "folder": str(folder),
             "arguments": [*_ARGUMENTS, f"--rootdir={folder}", *arguments, *tests],
