@@ -48,6 +48,7 @@ def trial(exit_code: int | None, **what: object) -> Trial:
         ("survives", trial(0), "invalid", False),
         *(("killed", trial(code, failed=["tests/test_price.py::a"]), "invalid", False) for code in (2, 3, 4, 5, -11)),
         ("killed", trial(1, failed=["tests/test_price.py::a"], errors=["tests/test_price.py::b"]), "invalid", False),
+        ("killed", trial(1, failed=["tests/test_price.py::a"], errors=["tests/test_price.py::a"]), "killed", True),
         (
             "killed",
             trial(1, failed=["tests/test_price.py::a"], no_program=["tests/test_price.py::a"]),

@@ -16,7 +16,8 @@ from weft.inference.sampling_params import SamplingParams
 from weft.models.checkpoint.source import open_checkpoint
 from weft.models.llama import Llama
 from weft.testing.continuation import Continuation
-from weft.testing.exactness import SAFE_MARGIN
+from weft.testing.exactness import SAFE_MARGIN, Verdict
+from weft.testing.near_ties import audit_near_ties
 from weft.testing.oracle import Oracle
 from weft.testing.report import show_table, verdict_line, write_json
 from weft.testing.subject import Subject
@@ -53,6 +54,14 @@ def test_a_narrow_dtype_is_judged_by_the_audit(folder: Path) -> None:
     assert result.audit is not None
     assert result.audit.num_positions == result.num_positions
     assert "tier C" in verdict_line(result)
+
+
+def test_an_audit_that_passes_excuses_no_answer_that_ends_otherwise(exact: Result) -> None:
+    logits = [torch.randn(4, 8, generator=torch.Generator().manual_seed(0))]
+    audit = audit_near_ties(logits, logits, logits, dtype=torch.bfloat16)
+    assert replace(exact, audit=audit).passed
+    ends_otherwise = replace(exact.comparisons[0], verdict=Verdict.DIFFERENT)
+    assert not replace(exact, audit=audit, comparisons=[ends_otherwise, *exact.comparisons[1:]]).passed
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -63,8 +63,9 @@ def _verdict(fault: Fault, trial: Trial) -> tuple[Kind, str]:
     if trial.exit_code != 1:
         meaning = _MEANINGS.get(trial.exit_code, "the process was ended")
         return "invalid", f"exit status {trial.exit_code}: {meaning}\n{trial.output}"
-    if trial.errors:
-        return "invalid", f"failed outside of the tests: {', '.join(sorted(trial.errors)[:3])}\n{trial.output}"
+    outside = trial.errors - trial.failed  # who failed and did not clear up has failed
+    if outside:
+        return "invalid", f"failed outside of the tests: {', '.join(sorted(outside)[:3])}\n{trial.output}"
     if trial.no_program:
         return "invalid", f"no program: {', '.join(sorted(trial.no_program)[:3])}\n{trial.output}"
     blind = [killer for killer in fault.killers if not sees(killer, trial.failed)]
