@@ -3,8 +3,9 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, cast
 
 from weft.command_arguments import add_model, add_sampling, model_options, sampling_params, standard_input
 from weft.errors import RequestError, nearest
@@ -12,6 +13,7 @@ from weft.errors import RequestError, nearest
 if TYPE_CHECKING:
     from weft.inference.sampling_params import SamplingParams
     from weft.llm import LLM
+    from weft.outputs import RequestOutput
 
 # Sampling parameters that a conversation has no arguments for, and why.
 WITHOUT = {
@@ -49,24 +51,38 @@ def _run(options: argparse.Namespace) -> int:
     llm = LLM(**model_options(options), max_num_seqs=1)
     params = sampling_params(options, llm.default_sampling_params())
     chat = Chat(llm, params, options.system, as_json=options.json, interactive=sys.stdin.isatty())
-    return 0 if chat.run(_typed() if chat.interactive else standard_input()) else 1
+    return 0 if chat.run(typed() if chat.interactive else standard_input()) else 1
 
 
-def _typed() -> Iterator[str]:
-    import readline  # noqa: F401  # input() edits lines and remembers them once this is there
+def typed() -> Iterator[str]:
+    """What somebody types, line by line, until Ctrl-D; Ctrl-C drops the line."""
+    with suppress(ImportError):  # not everywhere
+        import readline  # noqa: F401  # input() edits lines and remembers them once this is there
 
     while True:
         try:
-            yield input("> ")
+            line = input("> ")
         except EOFError:
             print()
             return
+        except KeyboardInterrupt:
+            print("\nCtrl-D or /exit leaves")
+            continue
+        yield line
+
+
+# What a terminal would obey, as something to be seen: control characters but for tab and line feed.
+PICTURES = {
+    **{code: 0x2400 + code for code in range(32) if code not in b"\t\n"},
+    **dict.fromkeys(range(0x7F, 0xA0), 0xFFFD),
+}
 
 
 class Chat:
     """A conversation under way.
 
-    interactive: somebody types; an interrupt ends the answer, not the conversation.
+    interactive: somebody types; an interrupt ends the answer, not the conversation, and control characters of an answer
+        do nothing to the terminal.
     """
 
     def __init__(
@@ -98,22 +114,20 @@ class Chat:
         asked = [*self._messages, {"role": "user", "content": message}]
         text, token_ids, last = "", [], None
         try:
-            stream = self._llm.stream_chat(asked, self._params)
+            # Closed whatever comes: the engine is free for the next message.
+            with closing(cast("Generator[RequestOutput]", self._llm.stream_chat(asked, self._params))) as stream:
+                for output in stream:
+                    (last,) = output.outputs
+                    text += last.text or ""
+                    token_ids += last.token_ids
+                    if not self._as_json:
+                        self._show(last.text or "")
         except RequestError as error:  # the conversation stays as it was
             print(f"weft: {error}", file=sys.stderr)
             return False
-        try:
-            for output in stream:
-                (last,) = output.outputs
-                text += last.text or ""
-                token_ids += last.token_ids
-                if not self._as_json:
-                    print(last.text, end="", flush=True)
         except KeyboardInterrupt:
             if not self.interactive:
                 raise
-        finally:
-            stream.close()  # type: ignore[attr-defined]  # a generator: the engine is free for the next message
         if self._as_json:
             answer = {
                 "role": "assistant",
@@ -126,8 +140,12 @@ class Chat:
             print(json.dumps(answer, ensure_ascii=False), flush=True)
         else:
             print(flush=True)
-        self._messages = [*asked, {"role": "assistant", "content": text}]
+        if text or (last is not None and last.finish_reason is not None):  # interrupted in time, it was never asked
+            self._messages = [*asked, {"role": "assistant", "content": text}]
         if last is not None and last.finish_reason == "error":
             print(f"weft: the answer breaks off: {last.error}", file=sys.stderr)
             return False
         return True
+
+    def _show(self, text: str) -> None:
+        print(text.translate(PICTURES) if self.interactive else text, end="", flush=True)
