@@ -1,13 +1,13 @@
 """uv run main.py: weft against HuggingFace generate, token for token, on a real model; exit status 0 if they agree."""
 
 import argparse
-import json
 import logging
 import sys
 from pathlib import Path
 
 from weft.config import DTYPE_ALIASES, DTYPES, EngineConfig
 from weft.errors import ConfigError, RequestError, WeftError
+from weft.testing.prompts import STANDING_PROMPTS, read_prompts
 
 
 def main() -> int:
@@ -63,7 +63,6 @@ def _verify(options: argparse.Namespace) -> int:
 
     from weft.models.checkpoint.load import read_config
     from weft.models.checkpoint.source import open_checkpoint
-    from weft.testing.prompts import STANDING_PROMPTS
     from weft.testing.report import show_progress, show_table, verdict_line, write_json
     from weft.testing.verify import NamedPrompt, verify
     from weft.tokenizer.hub import HubTokenizer
@@ -97,31 +96,6 @@ def _verify(options: argparse.Namespace) -> int:
     if options.json is not None:
         write_json(result, options.json)
     return 0 if result.passed else 1
-
-
-def read_prompts(path: Path) -> dict[str, str]:
-    """Prompts of a file, by what the table calls them: line number and text."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--prompts {path}: {error}") from error
-    prompts = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        text = line
-        if line.startswith('"'):
-            try:
-                decoded = json.loads(line)
-            except json.JSONDecodeError:
-                decoded = None  # a line that only begins with a quotation mark is a text like any other
-            text = decoded if isinstance(decoded, str) else line
-        if not text:
-            raise RequestError(f"--prompts {path}, line {number}: an empty prompt")
-        prompts[f"{number}: {text}"] = text
-    if not prompts:
-        raise ConfigError(f"--prompts {path} holds no prompt")
-    return prompts
 
 
 if __name__ == "__main__":

@@ -8,12 +8,23 @@ from typing import Any
 
 import pytest
 
+_ENGINES = ("weft", "hf", "hf-cb")  # judged where none is named
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("weft", "verification of inference engines")
     group.addoption(
         "--require-gpu", action="store_true", help="fail where a test marked gpu would be skipped for want of a GPU"
     )
+    group.addoption(
+        "--engine",
+        action="append",
+        metavar="NAME",
+        help="judge this engine, and run the tests alone that can: weft, hf, hf-cb, vllm, openai:URL, ./my_engine.py, "
+        "my_package.my_engine; may be given again",
+    )
+    group.addoption("--engine-model", metavar="MODEL", help="the model that it serves (default: a tiny one)")
+    group.addoption("--engine-dtype", metavar="DTYPE", help="what it computes in, where it cannot be told (a server)")
     group.addoption(
         "--planted",
         nargs="?",
@@ -54,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "gpu: needs a CUDA device",
         "perf: measures speed",
         "slow: takes more than half a minute",
+        "engine: judges any engine, by the fixture engine_name; all that runs where --engine names one",
         "nightly: long fuzzing and whole products; runs only where -m or a node id asks for it",
     ):
         config.addinivalue_line("markers", marker)
@@ -61,6 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _leave_nights_out(config, items)
+    _leave_to_engines(config, items)
     _skip_without_gpu(config, items)
 
 
@@ -73,6 +86,23 @@ def _leave_nights_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     if nights:
         config.hook.pytest_deselected(items=nights)
         items[:] = [item for item in items if item not in nights]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `engine_name` runs for each engine that was asked for."""
+    if "engine_name" in metafunc.fixturenames:
+        names = metafunc.config.getoption("--engine") or _ENGINES
+        metafunc.parametrize("engine_name", names, scope="module")
+
+
+def _leave_to_engines(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where an engine is named, deselect what does not judge it."""
+    if not config.getoption("--engine"):
+        return
+    others = [item for item in items if not item.get_closest_marker("engine")]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
 
 
 def _skip_without_gpu(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `weft generate`, `weft chat`, `weft bench`. Each command is a thin shell around the library."""
+"""The command line: `weft generate`, `chat`, `verify`, `bench`. Each command is a thin shell around the library."""
 
 import argparse
 import json
@@ -14,6 +14,7 @@ from weft.chat_command import add_chat
 from weft.command_arguments import add_model, add_sampling, model_options, sampling_params, standard_input
 from weft.errors import ConfigError, WeftError
 from weft.inference.sampling_params import SamplingParams
+from weft.verify_command import add_verify
 
 if TYPE_CHECKING:
     from weft.outputs import RequestOutput
@@ -54,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--json", action="store_true", help="print JSON instead of text, a line each output")
     generate.set_defaults(run=_generate)
     add_chat(commands)
+    add_verify(commands)
     add_bench(commands)
     return parser
 

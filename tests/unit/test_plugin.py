@@ -127,3 +127,25 @@ def test_a_tier_that_fails_is_a_failure_and_its_counts_are_kept(pytester: pytest
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*not bitwise equal*", "*2 of 2 values differ*"])
     assert '<property name="weft_values" value="2"' in (pytester.path / "out.xml").read_text()
+
+
+ENGINE_TESTS = """
+    import pytest
+
+    @pytest.mark.engine
+    def test_law(engine_name): assert engine_name
+
+    def test_of_something_else(): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "passed", "deselected"),
+    [([], 4, 0), (["--engine", "vllm"], 1, 1), (["--engine", "./mine.py", "--engine", "hf"], 2, 1)],
+    ids=str,
+)
+def test_where_an_engine_is_named_what_judges_engines_runs_for_it_alone(
+    pytester: pytest.Pytester, arguments: list[str], passed: int, deselected: int
+) -> None:
+    pytester.makepyfile(ENGINE_TESTS)
+    pytester.runpytest("--strict-markers", *arguments).assert_outcomes(passed=passed, deselected=deselected)

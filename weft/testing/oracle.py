@@ -65,18 +65,22 @@ class Oracle:
         return frozenset(() if eos is None else (eos,) if isinstance(eos, int) else eos)
 
     def generate(
-        self, prompt_token_ids: Sequence[int], max_new_tokens: int, *, stop_token_ids: Sequence[int] = ()
+        self,
+        prompt_token_ids: Sequence[int],
+        max_new_tokens: int,
+        *,
+        stop_token_ids: Sequence[int] = (),
+        seed: int | None = None,
     ) -> Continuation:
-        """Greedy continuation, with the raw logits of each step. `stop_token_ids`: end it beside the model's EOS."""
+        """Greedy continuation, with the raw logits of each step.
+
+        stop_token_ids: end it beside the model's EOS.   seed: sample instead, at temperature 1, with torch's generator.
+        """
         prompt = list(prompt_token_ids)
+        call = {"max_new_tokens": max_new_tokens, "stop_token_ids": sorted(stop_token_ids), "seed": seed}
         found = self._cached(
-            {
-                "call": "generate",
-                "prompt": prompt,
-                "max_new_tokens": max_new_tokens,
-                "stop_token_ids": sorted(stop_token_ids),
-            },
-            lambda: self._generate(prompt, max_new_tokens, stop_token_ids),
+            {"call": "generate", "prompt": prompt, **call},
+            lambda: self._generate(prompt, max_new_tokens, stop_token_ids, seed),
         )
         return Continuation(
             prompt_token_ids=tuple(prompt),
@@ -91,13 +95,16 @@ class Oracle:
         key = {"call": "score", "prompt": prompt, "token_ids": tokens}
         return self._cached(key, lambda: self._score(prompt, tokens))["logits"]
 
-    def _generate(self, prompt: list[int], max_new_tokens: int, stop_token_ids: Sequence[int]) -> dict[str, Tensor]:
+    def _generate(
+        self, prompt: list[int], max_new_tokens: int, stop_token_ids: Sequence[int], seed: int | None
+    ) -> dict[str, Tensor]:
         from transformers import GenerationConfig
 
+        sampling = {"do_sample": False} if seed is None else {"do_sample": True, "temperature": 1.0, "top_k": 0}
         token_ids = torch.tensor([prompt], device=self._device)
         ends = sorted(self.eos_token_ids | set(stop_token_ids)) or None
         config = GenerationConfig(
-            do_sample=False,
+            **sampling,
             max_new_tokens=max_new_tokens,
             eos_token_id=ends,
             pad_token_id=ends[0] if ends else 0,
@@ -105,7 +112,9 @@ class Oracle:
             return_dict_in_generate=True,
             output_logits=True,
         )
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.random.fork_rng(enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
             result = self.model.generate(token_ids, attention_mask=torch.ones_like(token_ids), generation_config=config)
         tokens = result.sequences[0, len(prompt) :].cpu()
         return {

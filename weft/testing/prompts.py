@@ -1,7 +1,11 @@
-"""The standing prompts of the token-exact check: every shape of input that has broken an engine, in our own words."""
+"""The standing prompts of the checks, every shape of input that has broken an engine, and those of a user's file."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from weft.errors import ConfigError, RequestError
 
 _FABLE = (
     "The clockmaker of the lower town kept one clock that ran backwards. Visitors laughed at it, children timed races "
@@ -69,3 +73,28 @@ STANDING_PROMPTS: tuple[StandingPrompt, ...] = (
     _text("700 tokens of prose", _FABLE * 11 + "One winter the tower clock failed, and"),
     _text("1,000 tokens of numbers", "day | goods | stock\n" + _LEDGER + "\n056 | herring"),
 )
+
+
+def read_prompts(path: Path) -> dict[str, str]:
+    """Prompts of a file, by what the table calls them: line number and text."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompts {path}: {error}") from error
+    prompts = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        text = line
+        if line.startswith('"'):
+            try:
+                decoded = json.loads(line)
+            except json.JSONDecodeError:
+                decoded = None  # a line that only begins with a quotation mark is a text like any other
+            text = decoded if isinstance(decoded, str) else line
+        if not text:
+            raise RequestError(f"--prompts {path}, line {number}: an empty prompt")
+        prompts[f"{number}: {text}"] = text
+    if not prompts:
+        raise ConfigError(f"--prompts {path} holds no prompt")
+    return prompts

@@ -17,10 +17,10 @@ from weft.errors import RequestError
 from weft.inference.placement import place
 from weft.inference.sampling_params import SamplingParams
 from weft.models.checkpoint.interface import Checkpoint
-from weft.testing.continuation import Continuation
 from weft.testing.exactness import LOGIT_TOLERANCE, Comparison, Verdict, allowed_ties, compare_exact
 from weft.testing.near_ties import Audit, audit_near_ties
 from weft.testing.oracle import Oracle
+from weft.testing.reference import own_noise
 from weft.testing.subject import ForcedSampler, Subject
 
 
@@ -126,12 +126,6 @@ def verify(
         audit=audit,
         description=subject.engine.description,
     )
-
-
-def own_noise(oracle: Oracle, reference: Continuation) -> float:
-    """How far two of the reference's computations of the same logits lie apart: one pass against token by token."""
-    once = oracle.score(reference.prompt_token_ids, reference.token_ids)
-    return float((once - reference.logits).abs().max())
 
 
 Item = TypeVar("Item")

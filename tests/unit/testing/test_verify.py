@@ -19,10 +19,11 @@ from weft.testing.continuation import Continuation
 from weft.testing.exactness import SAFE_MARGIN, Verdict
 from weft.testing.near_ties import audit_near_ties
 from weft.testing.oracle import Oracle
+from weft.testing.reference import own_noise
 from weft.testing.report import show_table, verdict_line, write_json
 from weft.testing.subject import Subject
 from weft.testing.tiny import save_tiny_model
-from weft.testing.verify import NamedPrompt, Result, own_noise, verify
+from weft.testing.verify import NamedPrompt, Result, verify
 
 PROMPTS = [NamedPrompt(name=f"p{length}", token_ids=tuple(range(3, 3 + length))) for length in (1, 5, 17)]
 
