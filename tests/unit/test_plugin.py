@@ -64,9 +64,9 @@ def test_gpu_tests_run_where_there_is_one(pytester: pytest.Pytester, monkeypatch
 
 @pytest.mark.usefixtures("without_gpu")
 def test_every_marker_is_registered(pytester: pytest.Pytester) -> None:
-    names = ("gpu", "perf", "slow", "nightly")
+    names = ("gpu", "perf", "slow", "nightly", "engine")
     pytester.makepyfile("import pytest\n" + "\n".join(f"@pytest.mark.{name}\ndef test_{name}(): ..." for name in names))
-    pytester.runpytest("--strict-markers").assert_outcomes(passed=2, skipped=1, deselected=1)
+    pytester.runpytest("--strict-markers").assert_outcomes(passed=3, skipped=1, deselected=1)
 
 
 @pytest.mark.parametrize(
