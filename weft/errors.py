@@ -12,6 +12,7 @@
     │   ├── QueueFullError              too many requests or tokens wait already; try again later
     │   └── InvalidPromptsError        several prompts of one call are wrong
     ├── KernelError                    a kernel's arguments do not fit it or each other     (ValueError)
+    ├── WorkerError                    a process that was to measure something has failed
     └── CheckpointError                a model cannot be loaded
         ├── CheckpointNotFoundError
         ├── CorruptCheckpointError     a truncated or malformed file
@@ -96,6 +97,10 @@ class InvalidPromptsError(RequestError):
 
 class KernelError(WeftError, ValueError):
     """Tensors that a kernel cannot take: dtype, shape, head counts, layout, device. Raised before it is launched."""
+
+
+class WorkerError(WeftError):
+    """A process that was started to measure something has ended, hangs, or runs another tree than it was given."""
 
 
 class CheckpointError(WeftError):

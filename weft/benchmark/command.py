@@ -6,6 +6,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+from weft.benchmark.ab.command import add_ab
 from weft.benchmark.experiments import Experiment, known_experiments
 from weft.config import ModelConfig
 from weft.errors import ConfigError
@@ -19,7 +20,7 @@ def add_bench(commands: Any) -> None:
         allow_abbrev=False,
         help="measure speed and memory",
         description="Run one experiment and print what it measured beside its targets. A missed target is no error.",
-        epilog=_epilog([experiment.examples[0] for experiment in experiments.values()]),
+        epilog=_epilog([*(experiment.examples[0] for experiment in experiments.values()), "ab main"]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     chosen = bench.add_subparsers(required=True, metavar="EXPERIMENT")
@@ -42,6 +43,7 @@ def add_bench(commands: Any) -> None:
             )
         parser.add_argument("--json", type=Path, metavar="FILE", help="append the rows to FILE, one JSON object a line")
         parser.set_defaults(run=_run, experiment=experiment, experiment_name=name)
+    add_ab(chosen)
 
 
 def _run(arguments: argparse.Namespace) -> int:
