@@ -48,7 +48,7 @@ FAULTS = (
         old="    if finish_reason is not None and finish_reason != reference.finish_reason:\n",
         new="    if False:\n",
         why="Length instead of stop is a fault that users see.",
-        killers=("tests/unit/testing/test_exactness.py",),
+        killers=("tests/unit/testing/test_exactness.py::test_tokens_are_judged_without_logits",),
     ),
     _exact(
         name="as many ties as positions",
@@ -111,21 +111,21 @@ FAULTS = (
         old="    if trial.exit_code != 1:\n",
         new="    if trial.exit_code < 0:\n",
         why="A mutant that is no program would count as seen.",
-        killers=(_PLANTED,),
+        killers=(f"{_PLANTED}::test_only_an_ordinary_failure_of_who_was_named_is_a_kill",),
     ),
     _verdict(
         name="any test that fails is the one that was named",
         old="blind = [killer for killer in fault.killers if not sees(killer, trial.failed)]",
         new="blind = [killer for killer in fault.killers if not trial.failed]",
         why="A fault has to be seen by the tests that are there for it.",
-        killers=(_PLANTED,),
+        killers=(f"{_PLANTED}::test_only_an_ordinary_failure_of_who_was_named_is_a_kill",),
     ),
     _verdict(
         name="the original may be tested in place of the copy",
         old="    if trial.strayed:\n",
         new="    if False:\n",
         why="An editable install is found first, and every fault survives or is killed by chance.",
-        killers=(_PLANTED,),
+        killers=(f"{_PLANTED}::test_only_an_ordinary_failure_of_who_was_named_is_a_kill",),
     ),
     Fault(
         name="a stale fault is planted somewhere",
@@ -134,6 +134,6 @@ FAULTS = (
         old="    if count != 1:\n",
         new="    if count < 1:\n",
         why="Where a text occurs twice, nobody knows what was planted.",
-        killers=("tests/unit/testing/test_planted_runs.py",),
+        killers=("tests/unit/testing/test_planted_runs.py::test_every_verdict_is_given",),
     ),
 )

@@ -50,7 +50,7 @@ STOPS = (
         old="state.num_held = depth if state.after else shorter.num_held",
         new="state.num_held = depth",
         why="A stream comes later than it could.",
-        killers=(_STOPS,),
+        killers=(f"{_STOPS}::test_held_back_is_what_could_still_become_a_match_and_no_more",),
     ),
     _stops(
         name="the text after a match goes on",
@@ -64,7 +64,7 @@ STOPS = (
         old='        text, self._held = self._held, ""\n        return text\n',
         new='        self._held = ""\n        return ""\n',
         why="An answer that ends like a stop string is cut short.",
-        killers=(_STOPS,),
+        killers=(f"{_STOPS}::test_any_text_in_any_pieces_ends_where_the_whole_text_does",),
     ),
     _outputs(
         name="min_tokens lets a stop string end one early",
@@ -138,7 +138,7 @@ DETOKENISING = (
         old="return min(len(text) - len(text.rstrip(_REPLACEMENT)), _OPEN_BYTES)",
         new="return 0",
         why="A stream shows U+FFFD and then the character.",
-        killers=(_DETOKENIZER,),
+        killers=(f"{_DETOKENIZER}::test_a_character_is_open_where_the_window_fills_up",),
     ),
     _detokenizer(
         name="a window begins at the answer",
@@ -159,7 +159,7 @@ DETOKENISING = (
         old='        if self._pieces.fallback_byte(token_id):\n            return ""\n',
         new="",
         why="A run of bytes is decoded as a whole.",
-        killers=(_DETOKENIZER,),
+        killers=(f"{_DETOKENIZER}::test_the_pieces_joined_are_the_text_decoded_at_once[byte fallback]",),
     ),
     _pieces(
         name="a byte of the alphabet stands for itself",
