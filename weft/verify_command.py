@@ -1,4 +1,7 @@
-"""`weft verify`: an engine on trial before HuggingFace, by laws; exit status 0 if every law that was judged holds."""
+"""`weft verify`: an engine on trial before HuggingFace, by laws; exit status 0 if every law that was judged holds.
+
+With `--planted` it is the tests that are on trial, before planted faults.
+"""
 
 import argparse
 import logging
@@ -42,10 +45,42 @@ def add_verify(commands: Any) -> None:
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt a line (default: standing prompts)")
     parser.add_argument("--max-new-tokens", type=int, default=32, help="tokens a prompt at most (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    _add_planted(parser)
     parser.set_defaults(run=_verify)
 
 
+def _add_planted(parser: argparse.ArgumentParser) -> None:
+    """What `pytest --planted` takes."""
+    group = parser.add_argument_group("planted faults", "in a checkout of sources, instead of judging an engine")
+    group.add_argument(
+        "--planted",
+        nargs="?",
+        const="sample",
+        metavar="all|N|NAME",
+        help="plant faults in copies of the sources and see them killed: a sample, all, so many, one, or one part's",
+    )
+    group.add_argument("--planted-catalogue", metavar="MODULE:NAME", help="(tests.planted:CATALOGUE)")
+    group.add_argument("--planted-seed", type=int, metavar="SEED", help="seed of the sample (today's date)")
+    group.add_argument("--planted-jobs", type=int, metavar="N", help="faults at a time (one a core, two at most)")
+    group.add_argument("--planted-json", type=Path, metavar="FILE", help="write every verdict to FILE")
+
+
+def _plant(options: argparse.Namespace) -> int:
+    from weft.testing.planted.command import DEFAULT_CATALOGUE, run_planted
+
+    return run_planted(
+        options.planted,
+        root=Path.cwd(),
+        catalogue=options.planted_catalogue or DEFAULT_CATALOGUE,
+        seed=options.planted_seed,
+        jobs=options.planted_jobs,
+        json_file=options.planted_json,
+    )
+
+
 def _verify(options: argparse.Namespace) -> int:
+    if options.planted is not None:
+        return _plant(options)
     if options.max_new_tokens < 4:
         raise ConfigError(f"--max-new-tokens must be at least 4, got {options.max_new_tokens}")
     texts = None if options.prompts is None else list(read_prompts(options.prompts).values())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from weft.cli import main
 from weft.errors import ConfigError
 from weft.testing.planted.command import run_planted
 from weft.testing.planted.fault import Catalogue, Fault
@@ -163,11 +164,13 @@ def test_pytest_plants_what_it_is_asked_for(pytester: pytest.Pytester) -> None:
     assert [(row["part"], row["verdict"]) for row in found["faults"]] == [("sums", "killed")]
 
 
-def test_a_survivor_is_shown_and_fails_the_run(
+def test_weft_verify_plants_too_and_a_survivor_fails_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, FILES | {"shop_of_survivors.py": CATALOGUE})
-    assert run_planted("all", root=tmp_path, catalogue="shop_of_survivors:CATALOGUE", jobs=1) == 1
+    monkeypatch.chdir(tmp_path)
+    asked = ["--planted=all", "--planted-catalogue=shop_of_survivors:CATALOGUE", "--planted-jobs=1"]
+    assert main(["verify", *asked]) == 1
     shown = capsys.readouterr().out
     assert "survived: no sum (shop/price.py)" in shown
     assert "1 of 2 planted faults killed" in shown
