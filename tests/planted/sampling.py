@@ -111,7 +111,7 @@ FAULTS = (
     ),
     _processors(
         name="presence counts how often",
-        old="values = values - presence * (counts > 0)",
+        old="values = values - presence * counts.clamp(max=1)",
         new="values = values - presence * counts",
         why="That is what frequency is for.",
         killers=(f"{_PROCESSORS}::test_penalties_are_what_their_law_says",),

@@ -61,30 +61,34 @@ def penalise_repetition(
 
     places: of the tokens so far, a row for each row of logits that is penalised.
     """
-    flat, at = logits.view(-1), places.view(-1)
-    values = flat.gather(0, at).view_as(places)
+    values = logits.take(places)
     values = torch.where(values > 0, values / penalties, values * penalties)
-    flat.scatter_(0, at, values.view(-1))  # equal places have equal values: it does not matter which comes last
+    logits.view(-1).scatter_(
+        0, places.view(-1), values.view(-1)
+    )  # equal places have equal values: it does not matter which comes last
 
 
 def penalise_count(
     logits: Float[Tensor, "R V"],
     places: Int[Tensor, "P L"],
-    counted: Float[Tensor, "P L"],
+    counted: Float[Tensor, "P L"] | None,
     frequency: Float[Tensor, "P 1"] | None,
     presence: Float[Tensor, "P 1"] | None,
     zeros: Float[Tensor, "_ V"],
 ) -> None:
     """Take from logits `frequency` for each time that their token is there, and `presence` for any; None is neither.
 
-    counted: 1 for a token that counts, 0 for one that does not.   zeros: to count in; zeros again afterwards.
+    counted: 1 for a token that counts, 0 for one that does not; None: all do.
+    zeros: to count in; zeros again afterwards.
     """
+    if counted is None:
+        counted = torch.ones_like(places, dtype=torch.float32)
     flat, sums, at = logits.view(-1), zeros.view(-1), places.view(-1)
-    counts = sums.scatter_add_(0, at, counted.view(-1)).gather(0, at).view_as(places)
+    counts = sums.scatter_add_(0, at, counted.view(-1)).take(places)
     sums.scatter_(0, at, 0.0)
-    values = flat.gather(0, at).view_as(places)
+    values = logits.take(places)
     if frequency is not None:
         values = values - frequency * counts
     if presence is not None:
-        values = values - presence * (counts > 0)
+        values = values - presence * counts.clamp(max=1)
     flat.scatter_(0, at, values.view(-1))  # equal places have equal values here too

@@ -43,24 +43,25 @@ class TokensSoFar(NamedTuple):
 class _Window:
     """The tokens of some rows, of each from some place on.
 
-    offsets: where the logits of each begin.   is_even: whether all start at the same place.
+    rows: of one alone a slice, which copies nothing.   offsets: where the logits of each begin.
+    is_even: whether all start at the same place.
     """
 
     owners: Int[Tensor, "P"]
-    rows: Int[Tensor, "P"]
+    rows: Int[Tensor, "P"] | slice
     offsets: Int[Tensor, "P 1"]
     starts: Int[Tensor, "P 1"]
     earliest: int
     is_even: bool
 
-    def look(self, tokens: TokensSoFar) -> tuple[Int[Tensor, "P L"], Float[Tensor, "P L"]]:
-        """Places of the tokens from the earliest start on, and 1 for each that is in the window of its row.
+    def look(self, tokens: TokensSoFar) -> tuple[Int[Tensor, "P L"], Float[Tensor, "P L"] | None]:
+        """Places of the tokens from the earliest start on, and 1 for each that is in the window of its row; None: all.
 
         Whatever is not gives way to the first of its row. That may not be in the window either, and counts as nothing.
         """
-        token_ids = tokens.token_ids[:, self.earliest : tokens.longest].index_select(0, self.rows)
+        token_ids = tokens.token_ids[self.rows, self.earliest : tokens.longest]
         if self.is_even and tokens.is_even:
-            return token_ids + self.offsets, torch.ones_like(token_ids, dtype=torch.float32)
+            return token_ids + self.offsets, None
         at = torch.arange(self.earliest, tokens.longest, device=token_ids.device)
         inside = (at >= self.starts) & (at < tokens.lengths[self.owners, None])
         return torch.where(inside, token_ids, token_ids[:, :1]) + self.offsets, inside.to(torch.float32)
@@ -155,10 +156,10 @@ class StepProcessing:
         return edit
 
     def _window(self, rows: Sequence[ProcessedRow], starts: Sequence[int]) -> _Window:
-        owners = self._sent(torch.tensor([row.place for row in rows]))
+        owners, first = self._sent(torch.tensor([row.place for row in rows])), rows[0].row
         return _Window(
             owners=owners,
-            rows=self._sent(torch.tensor([row.row for row in rows])),
+            rows=slice(first, first + 1) if len(rows) == 1 else self._sent(torch.tensor([row.row for row in rows])),
             offsets=owners[:, None] * self._vocab_size,
             starts=self._sent(torch.tensor(starts))[:, None],
             earliest=min(starts),

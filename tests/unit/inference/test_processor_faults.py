@@ -94,7 +94,7 @@ FAULTS = [
     Fault(
         "presence counts every time",
         frequency_counts_every_time_and_presence_once,
-        ("processors", "presence * (counts > 0)", "presence * counts"),
+        ("processors", "presence * counts.clamp(max=1)", "presence * counts"),
     ),
     Fault(
         "repetition misses the prompt (K06-8)",
