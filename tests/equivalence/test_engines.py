@@ -24,7 +24,7 @@ from weft.tokenizer.hub import HubTokenizer
 
 pytestmark = pytest.mark.engine
 
-MAX_NEW_TOKENS = 12
+MAX_NEW_TOKENS = 8
 TEXTS = (
     "over",
     "the weft runs across the warp, over and under",
@@ -40,7 +40,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if name is None:
         folder = save(byte_level(), tmp_path_factory.mktemp("engines"), added=())
         size = len(HubTokenizer(folder).inner)
-        fields = {"vocab_size": size, "num_hidden_layers": 2, "head_dim": 32, "eos_token_id": [3, 57, 90, 200]}
+        fields = {"vocab_size": size, "num_hidden_layers": 1, "head_dim": 32, "eos_token_id": [3, 57, 90, 200]}
         name = str(save_tiny_model(folder, "llama", seed=3, max_position_embeddings=512, **fields))
     checkpoint = open_checkpoint(name)
     dtype = request.config.getoption("--engine-dtype")

@@ -203,16 +203,14 @@ def a_prompt_again_says_the_same(trial: Trial) -> str:
 
 
 def a_seed_reproduces_and_another_differs(trial: Trial) -> str:
-    prompts = trial.tellable[:2]
-    jobs = [trial.job(prompt, trial.max_new_tokens, seed=seed) for prompt in prompts for seed in _SEEDS]
+    prompt = trial.tellable[0]
+    jobs = [trial.job(prompt, trial.max_new_tokens, seed=seed) for seed in _SEEDS]
     together = trial.ask(jobs)
     alone = [trial.ask([job])[0] for job in jobs]
     for job, one, other in zip(jobs, alone, together, strict=True):
         assert one.said == other.said, f"seed {job.seed} alone and in a batch: {_parted(one.said, other.said)}"
-    for place in range(len(prompts)):
-        drawn = {answer.said for answer in alone[place * len(_SEEDS) : (place + 1) * len(_SEEDS)]}
-        assert len(drawn) > 1, f"{len(_SEEDS)} seeds draw the same answer to prompt {place}"
-    return f"{len(_SEEDS)} seeds for each of {len(prompts)} prompts, alone and in a batch"
+    assert len({answer.said for answer in alone}) > 1, f"{len(_SEEDS)} seeds draw the same answer"
+    return f"{len(_SEEDS)} seeds, alone and in a batch"
 
 
 LAWS = (

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from weft.errors import ConfigError
 from weft.models.checkpoint.interface import GenerationDefaults, TokenizerLocation
 from weft.testing.continuation import Continuation
+from weft.testing.engines import open_engine
 from weft.testing.engines.interface import Ability, Answer, Job, ModelUnderTest
 from weft.testing.laws import LAWS, Outcome, judge
 from weft.testing.toy import VOCAB_SIZE, next_token
@@ -272,6 +275,12 @@ def test_a_failure_shows_both_around_the_first_difference() -> None:
     assert lines[0].endswith("of 6 answers differ:")
     assert "step 8: token 44, the reference has 43; its margin is 1" in lines[1]
     assert [line.split()[0] for line in lines[2:4]] == ["reference", "engine"]
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
+def test_an_engine_that_is_not_installed_is_no_engine_that_fails() -> None:
+    with pytest.raises(ConfigError, match="engine vllm needs the package vllm"):
+        open_engine("vllm", trial(ToyEngine()).model)
 
 
 class NarrowReference(ToyReference):
