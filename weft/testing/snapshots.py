@@ -48,6 +48,38 @@ class DeviceCountSnapshot(CountSnapshot):
         return device_key()
 
 
+class ShareSnapshot(DeviceCountSnapshot):
+    """A number relative to what the device reached in the same run, held within the tolerance that its row names.
+
+    The row is a mapping with `metric`, `case`, `value`, `tolerance` and whatever it was measured with. Better by more
+    than the tolerance fails as well: the baseline is stale, or the measurement is broken. So does another tolerance.
+    """
+
+    def matches(self, *, serialized_data: Any, snapshot_data: Any) -> bool:
+        return not share_difference(json.loads(snapshot_data), json.loads(serialized_data))
+
+    def diff_lines(self, serialized_data: Any, snapshot_data: Any) -> Iterator[str]:
+        yield share_difference(json.loads(snapshot_data), json.loads(serialized_data))
+
+
+def share_difference(stored: dict[str, Any], found: dict[str, Any]) -> str:
+    """Nothing, or why the found row is not the stored one.
+
+    >>> share_difference({"value": 0.5, "tolerance": 0.07}, {"value": 0.52, "tolerance": 0.07})
+    ''
+    >>> share_difference({"value": 0.5, "tolerance": 0.07}, {"value": 0.4, "tolerance": 0.07})
+    'value: 0.5 -> 0.4 (-20.0 %), worse by more than 7 %'
+    """
+    same = ("metric", "case", "tolerance")
+    lines = differences({name: stored.get(name) for name in same}, {name: found.get(name) for name in same})
+    old, new, tolerance = stored["value"], found["value"], stored["tolerance"]
+    if not old / (1 + tolerance) <= new <= old * (1 + tolerance):  # a NaN is outside
+        direction = "better" if new > old else "worse"
+        (moved,) = differences({"value": old}, {"value": new})
+        lines.append(f"{moved}, {direction} by more than {100 * tolerance:g} %")
+    return "; ".join(lines)
+
+
 def device_key() -> str:
     """The device of this process as the name of a folder: `nvidia-h200`, or `cpu` where torch sees no GPU."""
     import torch

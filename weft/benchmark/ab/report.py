@@ -27,7 +27,7 @@ def markdown(comparison: Comparison, base: Tree, head: Tree, *, threshold: float
         notes.append("head computes something else than base: this compares unlike work")
     return "\n".join(
         [
-            f"**{comparison.verdict}**: {_short(head)} against {_short(base)}, threshold {threshold:.0%}",
+            f"**{comparison.verdict}**: {_short(head)} against {_short(base)}, threshold {100 * threshold:g} %",
             "",
             *table,
             "",
