@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import count
 from math import nan
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -185,7 +186,8 @@ class Bench:
         )
         modules["engine"].start = lambda config, checkpoint, **options: ready
         checkpoint = SimpleNamespace(generation=GenerationDefaults(eos_token_ids=EOS, options={}))
-        self.engine = modules["engine"].Engine(self.config, checkpoint)
+        # Policies look at the time: were it that of the wall, no failure could be replayed.
+        self.engine = modules["engine"].Engine(self.config, checkpoint, clock=count().__next__)
         self.text = modules["weft.text_engine"].TextEngine(self.engine, Words())
         self._add, self.engine.add_request = self.engine.add_request, self._note
         self.seeds: dict[str, int] = {}  # by the engine's ids
