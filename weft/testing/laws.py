@@ -161,15 +161,17 @@ def stop_token_ids_end_an_answer(trial: Trial) -> str:
     cases = [(reference, stop) for reference in trial.references[:_FEW] if (stop := _stop_place(reference)) is not None]
     if not cases:
         raise NotJudged("no answer of HuggingFace's has a token that is new after the first")
-    free, *_ = trial.references
-    # One request beside them has no stop ids: it must not end by another's.
+    # The first of them once more, without its stop id: it must not end by another's.
+    free = cases[0][0]
     jobs = [trial.job(free.prompt_token_ids, trial.max_new_tokens)]
     jobs += [
         trial.job(one.prompt_token_ids, trial.max_new_tokens, stop_token_ids=[one.token_ids[stop]])
         for one, stop in cases
     ]
     unstopped, *stopped = trial.ask(jobs)
-    assert unstopped.token_ids == free.token_ids, "a request without stop ids changed beside those that have some"
+    assert unstopped.token_ids == free.token_ids, (
+        "a request without stop ids says something else beside those with some"
+    )
     for place, ((reference, stop), answer) in enumerate(zip(cases, stopped, strict=True)):
         expected = reference.token_ids[: stop + 1]
         wrong = f"request {place} must end with token {expected[-1]} at step {stop}"

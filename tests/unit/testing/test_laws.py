@@ -186,6 +186,14 @@ FAULTS: dict[str, tuple[Fault, set[str]]] = {
     ),
     "stop ids are ignored": (Fault(jobs=lambda jobs: [replace(job, stop_token_ids=()) for job in jobs]), {STOPS}),
     "one request's stop ids end all": (Fault(jobs=one_stop_for_all), {STOPS}),
+    "stop ids of others end a request that has none": (
+        Fault(
+            jobs=lambda jobs: [
+                job if job.stop_token_ids else lent for job, lent in zip(jobs, one_stop_for_all(jobs), strict=True)
+            ]
+        ),
+        {STOPS},
+    ),
     "the stop id is left out": (Fault(answer=without_the_stop), {STOPS}),
     "every end is called length": (
         Fault(answer=lambda answer: replace(answer, finish_reason="length")),
