@@ -317,7 +317,7 @@ class NarrowReference(ToyReference):
     ("margin", "noise", "wrong_steps", "outcome", "words"),
     [
         (0.05, 0.04, (), Outcome.HOLDS, "0 of 72 positions flip"),
-        (0.05, 0.04, (0, 5), Outcome.HOLDS, "2 of 72 positions flip, at most 2"),
+        (0.05, 0.04, (12, 13), Outcome.HOLDS, "2 of 72 positions flip, at most 2"),
         (0.50, 0.04, (5,), Outcome.BROKEN, "1 flips beyond HuggingFace's own noise"),
         (0.05, 0.04, (0, 5, 13), Outcome.BROKEN, "3 of 72 positions flip, at most 2"),
         (0.05, 0.06, (0, 5, 13), Outcome.HOLDS, "3 of 72 positions flip, at most 144"),
