@@ -1,6 +1,7 @@
 """Backend x policy x block x chunk x prefix x preemption x arrival order x overlap: none changes what a model says.
 
-The default run takes a sample in which every two values of different factors meet; `-m nightly` takes the product.
+The default run takes a sample in which every two values of different factors meet, models too; `-m nightly` takes the
+product.
 """
 
 from collections.abc import Callable
@@ -81,8 +82,10 @@ def is_affordable(values: list[Any]) -> bool:
     return len(values) < 3 or (values[1], values[2]) != (256, "1")
 
 
-def pairwise() -> list[Setting]:
-    return [Setting(*values) for values in AllPairs(list(FACTORS.values()), filter_func=is_affordable)]
+def pairwise() -> list[tuple[str, Setting]]:
+    """A model is one more factor: it meets every value of the others."""
+    rows = AllPairs([*FACTORS.values(), list(MODELS)], filter_func=is_affordable)
+    return sorted(((model, Setting(*values)) for *values, model in rows), key=lambda row: row[0])
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=str)
@@ -132,7 +135,7 @@ def check(folder: Path, references: list[Continuation], setting: Setting) -> Non
         assert_token_exact(order, subject.run(prompts, params, arrivals=arrivals))
 
 
-@pytest.mark.parametrize("setting", pairwise(), ids=str)
+@pytest.mark.parametrize(("folder", "setting"), pairwise(), indirect=["folder"], ids=str)
 def test_paging_never_changes_what_a_model_says(
     folder: Path, references: Callable[[int], list[Continuation]], setting: Setting
 ) -> None:

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 from typing import Any
 
 import pytest
@@ -30,36 +31,63 @@ def references(smollm2_oracle: Oracle, smollm2_tokenizer: HubTokenizer) -> list[
     return found
 
 
+FACTORS = ((1, 16, 24), (None, 1, 17), (True, False), (None, "tight"), (8, 3))
+
+
+def setting(policy: str, size: int, chunk: int | None, caching: bool, pool: str | None, rows: int) -> dict[str, Any]:
+    return {
+        "policy": policy,
+        "block_size": size,
+        "max_chunk_tokens": chunk,
+        "enable_prefix_caching": caching,
+        "num_blocks": -(-80 // size) if pool == "tight" else None,
+        "max_num_seqs": rows,
+    }
+
+
 def real_pairs() -> list[dict[str, Any]]:
-    """Settings of the paged engine in which every two values meet: 27, what real weights afford."""
-    factors = (sorted(known_policies()), (1, 16, 24), (None, 1, 17), (True, False), (None, "tight"), (8, 3))
-    return [
-        {
-            "policy": policy,
-            "block_size": size,
-            "max_chunk_tokens": chunk,
-            "enable_prefix_caching": caching,
-            "num_blocks": -(-80 // size) if pool == "tight" else None,
-            "max_num_seqs": rows,
-        }
-        for policy, size, chunk, caching, pool, rows in AllPairs([list(values) for values in factors])
-    ]
+    """Settings of the paged engine in which every two values meet but for the policy: each policy occurs."""
+    policies, rows = sorted(known_policies()), list(AllPairs([list(values) for values in FACTORS]))
+    count = max(len(policies), len(rows))
+    return [setting(policy, *row) for policy, row in islice(zip(cycle(policies), cycle(rows), strict=False), count)]
 
 
-@pytest.mark.parametrize("options", real_pairs(), ids=lambda options: "-".join(map(str, options.values())))
-def test_paging_never_changes_what_smollm2_says(
-    smollm2: Checkpoint, references: Sequence[Continuation], options: dict[str, Any]
-) -> None:
+def pairs_with_policies() -> list[dict[str, Any]]:
+    """Those in which every two values meet, policies too: 27."""
+    return [setting(*values) for values in AllPairs([list(values) for values in (sorted(known_policies()), *FACTORS)])]
+
+
+def name_of(options: dict[str, Any]) -> str:
+    return "-".join(map(str, options.values()))
+
+
+def check_paged(checkpoint: Checkpoint, references: Sequence[Continuation], options: dict[str, Any]) -> None:
     """The prompts, and the longest of them cut and sent again, so that prefixes are shared."""
-    subject = Subject(EngineConfig.of(model="smollm2-135m", max_model_len=128, device="cpu", **options), smollm2)
+    subject = Subject(EngineConfig.of(model="smollm2-135m", max_model_len=128, device="cpu", **options), checkpoint)
     shortened = [first_tokens(reference, 8) for reference in references]
     order = [*shortened, *shortened[:2]]
     params = [SamplingParams(temperature=0, max_tokens=8)] * len(order)
     assert_token_exact(order, subject.run([reference.prompt_token_ids for reference in order], params))
 
 
-def test_real_weights_get_at_most_thirty_settings() -> None:
-    assert len(real_pairs()) <= 30
+@pytest.mark.parametrize("options", real_pairs(), ids=name_of)
+def test_paging_never_changes_what_smollm2_says(
+    smollm2: Checkpoint, references: Sequence[Continuation], options: dict[str, Any]
+) -> None:
+    check_paged(smollm2, references, options)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("options", pairs_with_policies(), ids=name_of)
+def test_paging_never_changes_what_smollm2_says_under_any_policy(
+    smollm2: Checkpoint, references: Sequence[Continuation], options: dict[str, Any]
+) -> None:
+    check_paged(smollm2, references, options)
+
+
+def test_real_weights_get_few_settings_and_every_policy() -> None:
+    assert len(real_pairs()) <= 12
+    assert {options["policy"] for options in real_pairs()} == set(known_policies())
 
 
 def first_tokens(reference: Continuation, count: int) -> Continuation:

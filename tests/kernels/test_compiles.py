@@ -6,7 +6,12 @@ import os
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
+from threading import Timer
+from typing import Any
 
 import pytest
 
@@ -25,20 +30,57 @@ KERNELS = [
     if not name.startswith("_") and name not in INFRASTRUCTURE
 ]
 
-# A form takes one to six seconds of one core to compile; the compiler's cache makes a second run a matter of import.
+# A form takes one to six seconds of one core to compile, and importing torch five: one process compiles them all.
 TIMEOUT_S = 600
 
 
-def compiled(module: str, capability: int, which: str = "launched", *, folder: Path = ROOT) -> list[dict]:
-    """What the compiler says about each form of a module, in a process where kernels are no Python functions."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(folder)])
-    command = [sys.executable, "-m", "weft.kernels.specialisation", module, str(capability), which]
-    ran = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-    assert ran.stdout or not ran.returncode, ran.stderr
-    return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+class Compiler:
+    """A process where kernels are no Python functions, and what it said about each form of a module."""
+
+    def __init__(self, folder: Path) -> None:
+        environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(folder)])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "weft.kernels.specialisation", "-"],
+            env=environment,
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._known: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+
+    def forms(self, module: str, capability: int, which: str = "launched") -> list[dict[str, Any]]:
+        request = module, capability, which
+        if request not in self._known:
+            self._known[request] = self._ask(f"{module} {capability} {which}")
+        return self._known[request]
+
+    def _ask(self, request: str) -> list[dict[str, Any]]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        timer = Timer(TIMEOUT_S, self.process.kill)
+        timer.start()
+        try:
+            print(request, file=self.process.stdin, flush=True)
+            lines = list(takewhile(lambda line: line != "\n", self.process.stdout))
+        finally:
+            timer.cancel()
+        assert self.process.poll() is None, f"the compiling process ended at {request}"
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+@contextmanager
+def compiling(folder: Path) -> Iterator[Compiler]:
+    compiler = Compiler(folder)
+    with compiler.process:  # which ends with its standard input
+        yield compiler
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Compiler]:
+    with compiling(ROOT) as started:
+        yield started
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -52,38 +94,38 @@ def test_every_kernel_module_names_the_forms_it_launches(name: str) -> None:
 OTHERS = [capability for capability in CAPABILITIES if capability != 90]
 
 
-def check(name: str, capability: int, which: str) -> None:
-    rows = compiled(f"weft.kernels.{name}", capability, which)
+def check(compiler: Compiler, name: str, capability: int, which: str) -> None:
+    rows = compiler.forms(f"weft.kernels.{name}", capability, which)
     assert rows or which == "forced", f"nothing of {name} is meant for sm_{capability}"
     faults = [f"{row['name']} on sm_{capability}: {fault}" for row in rows for fault in row["faults"]]
     assert not faults, "\n".join(faults)
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_every_form_that_is_launched_spills_nothing_on_hopper(name: str) -> None:
-    check(name, 90, "launched")
+def test_every_form_that_is_launched_spills_nothing_on_hopper(compiler: Compiler, name: str) -> None:
+    check(compiler, name, 90, "launched")
 
 
 @pytest.mark.parametrize("capability", OTHERS)
 @pytest.mark.parametrize("name", KERNELS)
-def test_every_kernel_builds_and_fits_elsewhere(name: str, capability: int) -> None:
-    check(name, capability, "first")
+def test_every_kernel_builds_and_fits_elsewhere(compiler: Compiler, name: str, capability: int) -> None:
+    check(compiler, name, capability, "first")
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("capability", OTHERS)
 @pytest.mark.parametrize("name", KERNELS)
-def test_every_form_builds_and_fits_elsewhere(name: str, capability: int) -> None:
-    check(name, capability, "launched")
+def test_every_form_builds_and_fits_elsewhere(compiler: Compiler, name: str, capability: int) -> None:
+    check(compiler, name, capability, "launched")
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", KERNELS)
-def test_forms_that_can_be_forced_spill_nothing_on_hopper(name: str) -> None:
-    check(name, 90, "forced")
+def test_forms_that_can_be_forced_spill_nothing_on_hopper(compiler: Compiler, name: str) -> None:
+    check(compiler, name, 90, "forced")
 
 
-def test_512_programs_of_decode_attention_run_at_once_on_an_h200() -> None:
+def test_512_programs_of_decode_attention_run_at_once_on_an_h200(compiler: Compiler) -> None:
     """Its 132 multiprocessors hold four each: 65,536 registers, given out by 8 a thread, and 228 KiB, 1 of them taken.
 
     With three each, 512 programs of equal length take two turns, the second of which leaves most of the GPU idle.
@@ -92,7 +134,7 @@ def test_512_programs_of_decode_attention_run_at_once_on_an_h200() -> None:
         f"bf16-D128-{form}"
         for form in ("P64-n32w4s3-new-whole-early", "P64-n32w4s3-new-early", "P16-n32w4s3-new-early")
     ]
-    rows = {row["name"]: row for row in compiled("weft.kernels.paged_decode", 90)}
+    rows = {row["name"]: row for row in compiler.forms("weft.kernels.paged_decode", 90)}
     for row in (rows[name] for name in names):
         places = 65_536 // (-(-row["registers"] // 8) * 8 * 128), 228 // (row["shared_bytes"] / 1024 + 1)
         assert min(places) >= 4, f"{row['name']}: {places}"
@@ -120,7 +162,8 @@ SPECIALISATIONS = [form("fits", 32), form("spills", 128), form("does_not_build",
 
 def test_a_form_that_spills_and_one_that_does_not_build_are_convicted(tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text(SPILLING)
-    fits, spills, broken = compiled("planted", 90, folder=tmp_path)
+    with compiling(tmp_path) as compiler:
+        fits, spills, broken = compiler.forms("planted", 90)
     assert fits["faults"] == []
     assert any("spills" in fault for fault in spills["faults"])
     assert broken["faults"]
@@ -179,7 +222,8 @@ SPECIALISATIONS = [form("right"), form("ahead", first="load", ahead=True), form(
 
 def test_a_kernel_that_is_launched_early_and_does_not_wait_is_convicted(tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text(UNTIMELY)
-    rows = {row["name"]: row for row in compiled("planted", 90, folder=tmp_path)}
+    with compiling(tmp_path) as compiler:
+        rows = {row["name"]: row for row in compiler.forms("planted", 90)}
     assert rows["right"]["memory"] == ["wait", "load", "release", "store"]
     faults = {name: " ".join(row["faults"]) for name, row in rows.items()}
     assert faults["right"] == faults["ahead"] == ""

@@ -4,7 +4,8 @@ A kernel module lists in `SPECIALISATIONS` the forms it launches on real models.
 that need not be there, so a machine without any can tell that a kernel builds, fits in shared memory and keeps its
 values in registers. As a program, `python -m weft.kernels.specialisation MODULE CAPABILITY` prints a JSON line for each
 form that is launched, with `first` for the first of them alone, with `forced` for those that only a forced choice
-launches; it must run without TRITON_INTERPRET, which turns kernels into Python functions.
+launches; it must run without TRITON_INTERPRET, which turns kernels into Python functions. With `-` it reads such
+requests from standard input, one a line, and ends each answer with an empty line: torch is imported once for all.
 """
 
 import importlib
@@ -166,4 +167,9 @@ def main(module: str, capability: int, which: str = "launched") -> int:
 
 if __name__ == "__main__":
     assert HAS_TRITON
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))
+    if sys.argv[1:] != ["-"]:
+        sys.exit(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))
+    for request in sys.stdin:
+        module_name, asked, *rest = request.split()
+        main(module_name, int(asked), *rest)
+        print(flush=True)
