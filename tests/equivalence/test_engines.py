@@ -15,7 +15,8 @@ from weft.models.checkpoint.source import open_checkpoint
 from weft.testing.engines import open_engine
 from weft.testing.engines.interface import ModelUnderTest
 from weft.testing.exactness import SAFE_MARGIN
-from weft.testing.laws import LAWS, Law, Outcome, judge
+from weft.testing.finding import Outcome
+from weft.testing.laws import LAWS, Law, judge
 from weft.testing.oracle import Oracle
 from weft.testing.reference import Remembered
 from weft.testing.tiny import save_tiny_model

@@ -8,6 +8,12 @@ _EXACT = "tests/unit/testing/test_exactness.py"
 _TIES = "tests/unit/testing/test_near_ties.py"
 _VERIFY = "tests/unit/testing/test_verify.py"
 _PLANTED = "tests/unit/testing/test_planted_verdicts.py"
+_CONFORMANCE = "tests/unit/testing/test_conformance"
+_POLICY = f"{_CONFORMANCE}_policy.py::test_a_faulty_one_is_convicted_by_its_law"
+_ALLOCATOR = f"{_CONFORMANCE}_allocator.py::test_a_faulty_one_is_convicted_by_its_law_and_the_calls_are_shown"
+_ATTENTION = f"{_CONFORMANCE}_attention.py::test_a_faulty_one_is_convicted_by_its_law_and_the_input_is_shown"
+_MODEL = f"{_CONFORMANCE}_model.py::test_a_faulty_one_is_convicted_by_its_law_and_the_config_is_shown"
+_KERNEL = f"{_CONFORMANCE}_kernel.py::test_a_faulty_one_is_convicted_by_its_law_and_the_case_is_shown"
 _exact = partial(Fault, file="weft/testing/exactness.py", tier="tests/unit")
 _ties = partial(Fault, file="weft/testing/near_ties.py", tier="tests/unit")
 _verify = partial(Fault, file="weft/testing/verify.py", tier="tests/unit")
@@ -135,5 +141,68 @@ FAULTS = (
         new="    if count < 1:\n",
         why="Where a text occurs twice, nobody knows what was planted.",
         killers=("tests/unit/testing/test_planted_runs.py::test_every_verdict_is_given",),
+    ),
+    Fault(
+        name="a suite in which nothing could be judged passes",
+        file="weft/testing/conformance/suite.py",
+        tier="tests/unit",
+        old="    if report.laws(Outcome.BROKEN) or not report.laws(Outcome.HOLDS):\n",
+        new="    if report.laws(Outcome.BROKEN):\n",
+        why="Who refuses everything is acquitted of everything.",
+        killers=(f"{_CONFORMANCE}_kernel.py::test_bfloat16_alone_is_not_judged_on_a_cpu_and_that_is_no_acquittal",),
+    ),
+    Fault(
+        name="a broken law of a suite is passed over",
+        file="weft/testing/conformance/suite.py",
+        tier="tests/unit",
+        old="    if report.laws(Outcome.BROKEN) or not report.laws(Outcome.HOLDS):\n",
+        new="    if not report.laws(Outcome.HOLDS):\n",
+        why="Some law always holds.",
+        killers=(f"{_POLICY}[nobody waits for ever]",),
+    ),
+    Fault(
+        name="a suite's allocators are never at their end",
+        file="weft/testing/conformance/allocator_machine.py",
+        tier="tests/unit",
+        old="_hold(EVICTION, self.evicted == expected,",
+        new="_hold(EVICTION, True,",
+        why="nano-vllm#163: nobody is told that a cached block is somebody else's now.",
+        killers=(f"{_ALLOCATOR}[free blocks go first, then the cached ones in the order of their release]",),
+    ),
+    Fault(
+        name="a suite lets a policy change requests",
+        file="weft/testing/conformance/policy_worlds.py",
+        tier="tests/unit",
+        old="                if old != new:\n",
+        new="                if old is None and new is None:\n",
+        why="A priority that one policy writes is read by all.",
+        killers=(f"{_POLICY}[requests are left as they are]",),
+    ),
+    Fault(
+        name="a suite's window is not looked at from above",
+        file="weft/testing/conformance/attention.py",
+        tier="tests/unit",
+        old="assert found == seen, f",
+        new="assert set(seen) <= set(found), f",
+        why="transformers#39408: one key too many is seen by nobody.",
+        killers=(f"{_ATTENTION}[a window counts the query itself however the tokens come]",),
+    ),
+    Fault(
+        name="a suite asks for tokens in a config alone",
+        file="weft/testing/conformance/model.py",
+        tier="tests/unit",
+        old='    "epsilon": {"rms_norm_eps": 1e-2},\n',
+        new="",
+        why="An epsilon that is not read flips no token.",
+        killers=(f"{_MODEL}[epsilon]",),
+    ),
+    Fault(
+        name="a suite's guard bands are not looked at",
+        file="weft/testing/conformance/guards.py",
+        tier="tests/unit",
+        old="            assert (band == _SENTINEL).all(), f",
+        new="            assert band.numel(), f",
+        why="A kernel that writes one value too far corrupts whatever lies there.",
+        killers=(f"{_KERNEL}[nothing is written beside a tensor-writes_one_further]",),
     ),
 )

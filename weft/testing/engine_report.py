@@ -10,7 +10,8 @@ from rich.text import Text
 
 from weft.testing.engines import open_engine
 from weft.testing.engines.interface import ModelUnderTest
-from weft.testing.laws import LAWS, Finding, Outcome, judge
+from weft.testing.finding import Finding, Outcome
+from weft.testing.laws import LAWS, judge
 from weft.testing.oracle import Oracle
 from weft.testing.reference import Remembered
 from weft.testing.report import versions

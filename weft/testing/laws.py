@@ -6,7 +6,6 @@ equality (tier A); in a narrow dtype, where HuggingFace does not equal itself, t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from typing import Literal
 
@@ -22,6 +21,7 @@ from weft.testing.exactness import (
     compare_tokens,
     first_difference,
 )
+from weft.testing.finding import Finding, NotJudged, Outcome
 from weft.testing.forced_flips import judge_flips
 from weft.testing.reference import own_noise
 from weft.testing.trial import EDGES, Trial
@@ -37,25 +37,6 @@ _MATES = (5, 40)
 _LONG = 300
 # Prompts of the laws that ask more than once; the laws about equality with HuggingFace take all prompts.
 _FEW = 6
-
-
-class Outcome(Enum):
-    HOLDS = "holds"
-    BROKEN = "broken"
-    NOT_JUDGED = "not judged"
-
-
-class NotJudged(Exception):  # noqa: N818 (no error: an outcome)
-    """A law finds nothing that it could judge. Says why."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """words: what was seen, in which way the law is broken, or why it was not judged."""
-
-    law: str
-    outcome: Outcome
-    words: str
 
 
 @dataclass(frozen=True, kw_only=True)

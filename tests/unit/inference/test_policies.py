@@ -1,64 +1,14 @@
 """Each policy's own promise, on a virtual clock: who goes first, who waits, and for how long at most."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from weft.config import BlockGeometry, SchedulerConfig
+from weft.config import SchedulerConfig
 from weft.errors import ConfigError
-from weft.inference.plan import StepPlan
 from weft.inference.policies import build_policy, known_policies
-from weft.inference.request import Request
-from weft.inference.sampling_params import SamplingParams
-from weft.inference.scheduler import Scheduler
-
-TOKEN = 3
-
-
-class Desk:
-    """A scheduler of this policy, and requests that all go on until their length."""
-
-    request: type[Request] = Request
-
-    def __init__(self, policy: str, *, num_blocks: int = 1000, block_size: int = 4, **options: Any) -> None:
-        config = SchedulerConfig(policy=policy, **options)
-        geometry = BlockGeometry(num_blocks=num_blocks, block_size=block_size, shareable=True)
-        self.scheduler = Scheduler(config, build_policy(config), geometry, prefix_caching=True)
-        self.now_s = 0.0
-        self.first_steps: dict[str, int] = {}
-        self.steps = 0
-
-    def add(self, request_id: str, prompt: int | Sequence[int] = 1, output: int = 1, **options: Any) -> None:
-        # Prompts of numbers that no other prompt begins with.
-        tokens = [hash(request_id) % 1000 + 10] * prompt if isinstance(prompt, int) else list(prompt)
-        self.scheduler.add(
-            self.request(
-                request_id=request_id,
-                token_ids=tokens,
-                num_prompt_tokens=len(tokens),
-                params=SamplingParams(),
-                seed=0,
-                stop_token_ids=frozenset(),
-                max_len=len(tokens) + output,
-                arrival_s=self.now_s,
-                **options,
-            )
-        )
-
-    def step(self) -> StepPlan:
-        plan = self.scheduler.schedule()
-        for request_id in plan.request_ids:
-            self.first_steps.setdefault(request_id, self.steps)
-        self.steps += 1
-        self.scheduler.update(plan, [[TOKEN] * rows for rows in plan.num_logit_rows])
-        return plan
-
-    def run(self) -> list[str]:
-        """To the end; requests in the order in which they computed their first token."""
-        while self.scheduler.has_requests:
-            self.step()
-        return sorted(self.first_steps, key=lambda name: self.first_steps[name])
+from weft.testing.conformance.desk import Desk
+from weft.testing.conformance.policy import cost_of_a_full_step
 
 
 def test_fcfs_an_earlier_prompt_is_never_held_up_by_a_later_one() -> None:
@@ -289,36 +239,9 @@ def test_deadline_in_a_dry_pool_the_prompt_that_is_due_last_gives_way_whenever_i
     assert set(preempted) == {"lax"}
 
 
-class Touched(Request):
-    """Counts whatever is asked of any of them."""
-
-    count = 0
-
-    def __getattribute__(self, name: str) -> Any:
-        Touched.count += 1
-        return super().__getattribute__(name)
-
-    def __hash__(self) -> int:
-        Touched.count += 1
-        return super().__hash__()
-
-
 @pytest.mark.parametrize("policy", sorted(known_policies()))
 def test_a_step_that_can_admit_nobody_costs_the_same_however_many_wait(policy: str) -> None:
-    costs = []
-    for waiting in (50, 500):
-        desk = Desk(policy, max_num_seqs=4)
-        for index in range(4):
-            desk.add(str(index), 3, 50)
-        desk.step()
-        desk.step()
-        desk.request = Touched
-        for index in range(waiting):
-            desk.add(f"waiting {index}", 3)
-        Touched.count = 0
-        desk.step()
-        costs.append(Touched.count)
-    assert costs[0] == costs[1]
+    assert cost_of_a_full_step(policy, 50) == cost_of_a_full_step(policy, 500)
 
 
 @pytest.mark.parametrize("policy", sorted(known_policies()))

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.unit.inference.test_policies import Desk
 from weft.inference.policies import fair
 from weft.inference.policies.prefix_first import MAX_OVERTAKEN, WINDOW, PrefixFirst
 from weft.inference.request import Request
+from weft.testing.conformance.desk import Desk
 
 
 def test_prefix_first_takes_the_longest_cached_prefix() -> None:
@@ -130,6 +130,13 @@ def test_fair_a_user_who_comes_late_is_served_next_and_has_saved_up_nothing() ->
     order = [name[0] for name in desk.run()]
     late = order[order.index("b") :]
     assert late[:20] in (["b", "a"] * 10, ["b", "b", *["a", "b"] * 9])
+
+
+def test_fair_of_users_served_alike_the_one_whose_request_came_first_goes_first() -> None:
+    desk = Desk("fair", max_num_seqs=1)
+    for index in range(6):
+        desk.add(str(index), 2, 2, user=str(index))
+    assert desk.run() == [str(index) for index in range(6)], "each is new, and nobody overtakes who waits"
 
 
 def test_fair_a_preempted_request_is_not_charged_twice() -> None:

@@ -15,7 +15,8 @@ from weft.models.checkpoint.interface import GenerationDefaults, TokenizerLocati
 from weft.testing.continuation import Continuation
 from weft.testing.engines import open_engine
 from weft.testing.engines.interface import Ability, Answer, Job, ModelUnderTest
-from weft.testing.laws import LAWS, Outcome, judge
+from weft.testing.finding import Outcome
+from weft.testing.laws import LAWS, judge
 from weft.testing.toy import VOCAB_SIZE, next_token
 from weft.testing.trial import Trial
 

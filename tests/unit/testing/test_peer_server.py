@@ -17,7 +17,7 @@ from weft.models.checkpoint.source import open_checkpoint
 from weft.testing.engine_report import EngineReport, try_engine
 from weft.testing.engines import open_engine
 from weft.testing.engines.interface import ModelUnderTest
-from weft.testing.laws import Outcome
+from weft.testing.finding import Outcome
 from weft.testing.tiny import save_tiny_model
 from weft.tokenizer.hub import HubTokenizer
 

@@ -1,5 +1,6 @@
 """The same share for every user, whatever each asks for: virtual token counters (Sheng et al. 2024, Algorithm 2)."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import nlargest
 from operator import itemgetter
@@ -34,12 +35,14 @@ class Fair(Policy):
         yield from sorted(
             (request for request in running if not request.is_decoding), key=lambda request: self._served[request.user]
         )
-        queues: dict[str | None, list[Request]] = {}
-        for request in reversed(waiting):
-            queues.setdefault(request.user, []).append(request)
+        # In order of arrival: of users who were served alike, the one whose request came first. By the last, users who
+        # come anew would go before one who waits, for as long as any come.
+        queues: dict[str | None, deque[Request]] = {}
+        for request in waiting:
+            queues.setdefault(request.user, deque()).append(request)
         while queues:
             user = min(queues, key=self._served.__getitem__)
-            chosen = queues[user].pop()
+            chosen = queues[user].popleft()
             if not queues[user]:
                 del queues[user]
             yield chosen
