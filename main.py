@@ -8,16 +8,16 @@ from pathlib import Path
 from weft.config import DTYPE_ALIASES, DTYPES, EngineConfig
 from weft.errors import ConfigError, RequestError, WeftError
 from weft.testing.prompts import STANDING_PROMPTS, read_prompts
+from weft.testing.remote.gpu_names import DEFAULT_GPU, checked_gpu
 
 
 def main() -> int:
     options = _options()
-    if options.modal or options.collect:
-        asked = "--modal" if options.modal else "--collect"
-        print(f"{asked} is not built yet: see the status table in README.md", file=sys.stderr)
+    if options.collect:
+        print("--collect is not built yet: see the status table in README.md", file=sys.stderr)
         return 2
     try:
-        return _verify(options)
+        return _verify(options) if options.modal is None else _verify_on_modal(options)
     except WeftError as error:
         print(f"main.py: {error}", file=sys.stderr)
         return 2
@@ -44,9 +44,24 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="order in which weft is given the prompts (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdict and every row to FILE")
-    parser.add_argument("--modal", action="store_true", help="run on a Modal GPU (not built yet)")
+    parser.add_argument(
+        "--modal", nargs="?", const=DEFAULT_GPU, metavar="GPU", help=f"run on a GPU of Modal's ({DEFAULT_GPU})"
+    )
     parser.add_argument("--collect", metavar="EXPERIMENT", help="run experiments into results/ (not built yet)")
     return parser.parse_args()
+
+
+def _verify_on_modal(options: argparse.Namespace) -> int:
+    gpu = checked_gpu(options.modal)
+    if options.json is not None or options.prompts is not None:
+        raise ConfigError("--prompts and --json name files of this machine, which a Modal GPU has not")
+
+    from weft.testing.remote.modal_runner import ModalRunner
+    from weft.testing.remote.program import run_program
+
+    names = ("model", "max_new_tokens", "dtype", "device", "seed")
+    arguments = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in names]
+    return run_program(ModalRunner(Path(__file__).parent, gpu, may_fetch=True), ["main.py", *arguments])
 
 
 def _verify(options: argparse.Namespace) -> int:

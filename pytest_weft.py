@@ -36,6 +36,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--planted-seed", type=int, metavar="SEED", help="seed of the sample (today's date)")
     group.addoption("--planted-jobs", type=int, metavar="N", help="faults at a time (one a core, two at most)")
     group.addoption("--planted-json", type=Path, metavar="FILE", help="write every verdict to FILE")
+    group.addoption(
+        "--modal",
+        nargs="?",
+        const="H100!",
+        metavar="GPU",
+        help="run the tests marked gpu on a GPU of Modal's (H100!), and the others here; name files before it, or "
+        "write --modal=GPU",
+    )
+    group.addoption(
+        "--weft-runner",
+        choices=("modal", "subprocess", "inline"),
+        help="who runs the tests marked gpu: Modal, a process of its own (weft_remote_command), or this process",
+    )
+    parser.addini(
+        "weft_remote_command", "what --weft-runner=subprocess starts, if not this Python, here", type="args", default=[]
+    )
     parser.addini("weft_planted", "catalogue of planted faults, module:name", default="tests.planted:CATALOGUE")
 
 
@@ -69,6 +85,31 @@ def pytest_configure(config: pytest.Config) -> None:
         "nightly: long fuzzing and whole products; runs only where -m or a node id asks for it",
     ):
         config.addinivalue_line("markers", marker)
+    if _goes_elsewhere(config):
+        _send_elsewhere(config)
+
+
+def _goes_elsewhere(config: pytest.Config) -> bool:
+    return config.getoption("--modal") is not None or config.getoption("--weft-runner") is not None
+
+
+def _send_elsewhere(config: pytest.Config) -> None:
+    """Replace the loop over tests. xdist's workers would have no part in it: off, unless it was asked for by hand."""
+    if hasattr(config, "workerinput"):
+        return
+    given = config.invocation_params.args
+    xdist = [argument for argument in given if str(argument).startswith(("-n", "--numprocesses", "--dist", "--tx"))]
+    if xdist and getattr(config.option, "dist", "no") != "no":
+        raise pytest.UsageError(f"{xdist[0]} and --modal (or --weft-runner) exclude each other")
+    if hasattr(config.option, "dist"):
+        config.option.dist, config.option.tx, config.option.numprocesses = "no", [], 0
+    from weft.errors import WeftError
+    from weft.testing.remote.session import register
+
+    try:
+        register(config)
+    except WeftError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -107,7 +148,8 @@ def _leave_to_engines(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def _skip_without_gpu(config: pytest.Config, items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked:
+    is_elsewhere = _goes_elsewhere(config) and config.getoption("--weft-runner") != "inline"
+    if not marked or is_elsewhere:
         return
     import torch
 

@@ -13,6 +13,7 @@
     │   └── InvalidPromptsError        several prompts of one call are wrong
     ├── KernelError                    a kernel's arguments do not fit it or each other     (ValueError)
     ├── WorkerError                    a process that was to measure something has failed
+    ├── RemoteError                    tests cannot be run elsewhere, or what came back cannot be believed
     └── CheckpointError                a model cannot be loaded
         ├── CheckpointNotFoundError
         ├── CorruptCheckpointError     a truncated or malformed file
@@ -101,6 +102,10 @@ class KernelError(WeftError, ValueError):
 
 class WorkerError(WeftError):
     """A process that was started to measure something has ended, hangs, or runs another tree than it was given."""
+
+
+class RemoteError(WeftError):
+    """Tests cannot be run on another machine, or what came back of them cannot be believed."""
 
 
 class CheckpointError(WeftError):

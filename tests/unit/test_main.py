@@ -59,7 +59,8 @@ def test_a_missing_or_binary_file_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--modal"], "--modal is not built yet"),
+        (["--modal=V100"], "no GPU is named 'V100'"),
+        (["--modal", "--json", "out.json"], "a Modal GPU has not"),
         (["--collect", "all"], "--collect is not built yet"),
         (["--dtype", "float128"], "float128"),
         (["--device", "cuda:99"], "cuda:99"),
