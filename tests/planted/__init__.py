@@ -8,6 +8,7 @@ from tests.planted import (
     loading,
     model,
     prefix_cache,
+    remote,
     sampling,
     scheduler,
     steps,
@@ -30,6 +31,7 @@ CATALOGUE = Catalogue(
         "graphs": steps.GRAPHS,
         "overlap": steps.OVERLAP,
         "harness": harness.FAULTS,
+        "remote": remote.FAULTS,
     },
     sources=("weft", "tests", "conftest.py", "main.py", "pytest_weft.py", "pyproject.toml"),
     preload=(

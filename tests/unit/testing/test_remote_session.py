@@ -4,9 +4,11 @@ import json
 import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
+import weft
 from weft.testing.remote import inline_runner, session, subprocess_runner
 
 # Imported once, not by each run within.
@@ -66,6 +68,7 @@ SUBPROCESS = ("-p", "pytest_weft", "--weft-runner=subprocess")
 def _apart(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTROLLER", str(os.getpid()))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # each process would spend a second on them
+    monkeypatch.setenv("PYTHONPATH", str(Path(weft.__file__).parents[1]))  # the one that is tested, there too
     pytester.makeconftest(CONFTEST)
 
 

@@ -36,11 +36,11 @@ def changed(root: Path, folders: Iterable[str], before: Mapping[str, str]) -> It
 def write_artefact(root: Path, folders: Iterable[str], path: str, content: str) -> bool:
     """Write what came back; False if the file was so already. Raises: RemoteError for a path outside of the folders."""
     pure = PurePosixPath(path)
-    owners = [folder for folder in folders if pure.is_relative_to(folder)]
-    if not owners or pure.is_absolute() or ".." in pure.parts or "\\" in path or "\0" in path or len(pure.parts) < 2:
+    owners = [folder for folder in folders if PurePosixPath(folder) in pure.parents]
+    if not owners or "\\" in path or "\0" in path:
         raise RemoteError(f"an artefact outside of its folders: {path!r}", hint="they are " + ", ".join(folders))
     target = root / pure
-    # Links in the tree may lead out of it.
+    # `..` leads out of a folder, and so may links in the tree.
     inside = target.resolve().is_relative_to(root.resolve().joinpath(owners[0]))
     if not inside or target.is_symlink() or target.is_dir():
         raise RemoteError(f"an artefact that is a link, a folder, or leaves the tree: {path!r}")
