@@ -1,5 +1,6 @@
 """Modal's own client as far as it goes without an account; without the client, the error that says so."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 import main
+from tests.unit.testing.modal_server import modal_server
+from tests.unit.testing.test_remote_session import CONFTEST
 from weft.errors import RemoteError
 from weft.testing.remote import modal_runner
 from weft.testing.remote.events import Stamp, read_event
@@ -64,6 +67,41 @@ def test_the_function_runs_a_job_to_its_end(modal: ModuleType, tmp_path: Path, m
 def test_without_a_token_nothing_is_run(modal: ModuleType) -> None:
     with pytest.raises(RemoteError, match=r"(?s)does not know who asks: Token missing.*hint: `modal token new`"):
         ModalRunner(ROOT, "H100!").open()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_modals_client_brings_reports_over_its_own_protocol(
+    modal: ModuleType, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    """Against a server in this process, which runs the function that it is sent."""
+    from modal.client import Client
+
+    pytester.makepyprojecttoml('[project]\nname = "any"\nversion = "1"')
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(
+        "import pytest\n@pytest.mark.gpu\ndef test_one(): print('said there')\n"
+        "@pytest.mark.gpu\n@pytest.mark.perf\ndef test_speed(): ...\ndef test_here(): ..."
+    )
+    environment = {"CONTROLLER": str(os.getpid()), "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment |= {"MODAL_TOKEN_ID": "ak-1", "MODAL_TOKEN_SECRET": "as-1"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with modal_server(restarts=restarts) as (address, calls):
+        monkeypatch.setenv("MODAL_SERVER_URL", address)
+        result = pytester.runpytest("-p", "pytest_weft", "--modal=h200", "-rA", "-W", "ignore::ResourceWarning")
+        Client.from_env().close()  # else the next test has it too
+    result.assert_outcomes(passed=3 - restarts, failed=int(restarts))
+    result.stdout.fnmatch_lines(["*said there*"])
+    if restarts:
+        result.stdout.fnmatch_lines(["begun in an attempt that was lost; a measurement never spans two*"])
+    asked = calls.function.function
+    assert (asked.resources.gpu_config.gpu_type, asked.single_use_containers) == ("H200", True)
+    assert b"weft.testing.remote.modal_runner" in asked.function_serialized
+    assert len(asked.function_serialized) < 200, "by name, and nothing of it by value"
+    mounts = {mount.mount_path: mount.read_only for mount in asked.volume_mounts}
+    assert mounts == {"/cache/huggingface": True, "/cache/triton": False}
+    assert calls.said.count("FunctionMap") == 2, "what measures is a job of its own"
+    assert calls.said[-1] == "AppClientDisconnect"
 
 
 def test_what_git_ignores_stays_here() -> None:

@@ -5,6 +5,7 @@ to it builds nothing. Volumes keep weights, and Triton's compiled kernels by the
 take a container away and run the same input again in another: that is another attempt (`ledger.py`).
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 from weft.errors import RemoteError
 from weft.testing.remote.interface import Job
+from weft.testing.remote.process import attempt, environment
 
 _TREE, _CACHE = "/root/tree", "/cache"
 _TIMEOUT_S = 3600
@@ -44,10 +46,10 @@ class ModalRunner:
             app, self._function = build(modal, self._root, self._gpu, may_fetch=self._may_fetch)
             self._open.enter_context(app.run())
         except modal.exception.AuthError as error:
-            self._open.close()
+            self.close()
             raise RemoteError(f"Modal does not know who asks: {error}", hint=_TOKEN_HINT) from error
-        except (modal.exception.Error, OSError) as error:
-            self._open.close()
+        except Exception as error:  # the client's own errors, and those of what it rests on
+            self.close()
             raise RemoteError(f"Modal: {type(error).__name__}: {error}") from error
 
     def run(self, job: Job) -> Iterator[str]:
@@ -60,7 +62,7 @@ class ModalRunner:
 
 def build(modal: ModuleType, root: Path, gpu: str, *, may_fetch: bool) -> tuple[Any, Any]:
     """The app and its function, from the text of a job to its events. Nothing of it speaks to Modal."""
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"  # the function is sent as bytecode
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"  # as here: what goes to and fro is pickled
     image = (
         modal.Image.debian_slim(python_version=python)
         .apt_install("gcc", "libc6-dev")  # Triton compiles the launcher of each kernel
@@ -82,29 +84,20 @@ def build(modal: ModuleType, root: Path, gpu: str, *, may_fetch: bool) -> tuple[
         single_use_containers=True,  # nothing warms what is measured next
         serialized=True,
         include_source=False,  # the tree is there already
-    )(_events_of_a_job())
+        is_generator=True,
+    )(events_of)
     return app, function
 
 
-def _events_of_a_job() -> Callable[[str], Iterator[str]]:
-    # A function within a function is sent by value, and imports weft where it runs.
-    tree, cache = _TREE, _CACHE
-
-    def events(job: str) -> Iterator[str]:
-        import os
-        from pathlib import Path
-
-        from weft.testing.remote.interface import Job
-        from weft.testing.remote.process import attempt, environment
-
-        root = Path(tree) if os.environ.get("MODAL_IS_REMOTE") else Path.cwd()
-        if os.environ.get("MODAL_IS_REMOTE"):
-            versions = environment()
-            kept = "-".join(f"{name}{versions.get(name, '')}" for name in ("python", "torch", "triton"))
-            os.environ["TRITON_CACHE_DIR"] = f"{cache}/triton/{kept}"
-        yield from attempt(Job.from_json(job), root)
-
-    return events
+def events_of(job: str) -> Iterator[str]:
+    """The function that runs in the container. It is sent by name: what checks annotations may have wrapped it here."""
+    root = Path.cwd()
+    if os.environ.get("MODAL_IS_REMOTE"):
+        root = Path(_TREE)
+        versions = environment()
+        kept = "-".join(f"{name}{versions.get(name, '')}" for name in ("python", "torch", "triton"))
+        os.environ["TRITON_CACHE_DIR"] = f"{_CACHE}/triton/{kept}"
+    yield from attempt(Job.from_json(job), root)
 
 
 def left_out(root: Path) -> Callable[[Path], bool]:

@@ -48,7 +48,7 @@ class RemoteSession:
         if not self._ran and not session.testsfailed:
             self._problems.append("no test marked gpu ran: all were skipped")
         if self._problems:
-            session.shouldfail = "the run elsewhere cannot be believed: " + "; ".join(self._problems)
+            session.shouldfail = "the run elsewhere cannot be believed: " + "; ".join(dict.fromkeys(self._problems))
             raise session.Failed(session.shouldfail)
         return True
 
