@@ -30,8 +30,6 @@ class _Calls:
         api = self.api
         success = api.GenericResult(status=api.GenericResult.GENERIC_STATUS_SUCCESS)
         match name:
-            case "ClientHello":
-                return api.ClientHelloResponse()
             case "AppCreate":
                 return api.AppCreateResponse(app_id="ap-1", app_page_url="http://here")
             case "EnvironmentGetOrCreate":
@@ -45,8 +43,6 @@ class _Calls:
                 return api.ImageGetOrCreateResponse(image_id="im-1", result=success, metadata=api.ImageMetadata())
             case "MountBatchedCheckExistence":
                 return api.MountBatchedCheckExistenceResponse()  # none is missing
-            case "MountPutFile":
-                return api.MountPutFileResponse(exists=True)
             case "MountGetOrCreate":
                 return api.MountGetOrCreateResponse(mount_id="mo-1")
             case "VolumeGetOrCreate":
