@@ -10,10 +10,7 @@ import pytest
 from weft import testing
 
 PAGE = Path(__file__).parents[3] / "docs" / "conformance.md"
-EXAMPLES = {
-    name: text
-    for name, text in re.findall(r"```python\n# (test_my_\w+)\.py\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-}
+EXAMPLES = dict(re.findall(r"```python\n# (test_my_\w+)\.py\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL))
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 

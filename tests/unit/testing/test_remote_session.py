@@ -201,7 +201,7 @@ def test_snapshots_of_tests_elsewhere_stay(pytester: pytest.Pytester) -> None:
         result = pytester.runpytest(*SUBPROCESS, "-p", "syrupy", *options)
         result.assert_outcomes(passed=2)
         assert result.ret == 0
-        (file,) = (pytester.path / "__snapshots__").iterdir()
+        (file,) = (pytester.path / "__snapshots__").glob("*.ambr")
         assert all(name in file.read_text() for name in ("# name: test_here", "# name: test_there"))
 
 
