@@ -119,7 +119,8 @@ def test_a_dead_worker_fails_every_test_that_it_leaves(pytester: pytest.Pytester
             "*! the run elsewhere cannot be believed: the process elsewhere was ended by SIGSEGV*",
         ]
     )
-    assert result.stdout.str().count("the end of its output") == 1
+    failures = result.stdout.str().partition("short test summary")[0]  # where CI repeats whole messages
+    assert failures.count("the end of its output") == 1
     assert result.duration < 15
     assert len(failed_last(pytester)) == 2
 
