@@ -38,7 +38,7 @@ _GROUPS = ((4, 2), (2, 2), (3, 1), (8, 1))
 _WINDOWS = (1, 4, 7, 8, 9)
 
 
-def run_attention_conformance(backend: "AttentionBackend | type[AttentionBackend]") -> ConformanceReport:
+def run_attention_conformance(backend: AttentionBackend | Callable[[], AttentionBackend]) -> ConformanceReport:
     """Judge a backend, an object with the methods of `weft.attention.interface.AttentionBackend` or a class of such.
 
     It is asked for small layers in float32 on the CPU. What its `supports` refuses is not judged, with its reason.
