@@ -89,7 +89,7 @@ def test_modals_client_brings_reports_over_its_own_protocol(
     with modal_server(restarts=restarts) as (address, calls):
         monkeypatch.setenv("MODAL_SERVER_URL", address)
         result = pytester.runpytest("-p", "pytest_weft", "--modal=h200", "-rA", "-W", "ignore::ResourceWarning")
-        Client.from_env().close()  # else the next test has it too
+        Client.from_env().__exit__(None, None, None)  # closed; else the next test has it too
     result.assert_outcomes(passed=3 - restarts, failed=int(restarts))
     result.stdout.fnmatch_lines(["*said there*"])
     if restarts:
