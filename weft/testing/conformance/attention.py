@@ -39,13 +39,13 @@ _WINDOWS = (1, 4, 7, 8, 9)
 
 
 def run_attention_conformance(backend: AttentionBackend | Callable[[], AttentionBackend]) -> ConformanceReport:
-    """Judge a backend, an object with the methods of `weft.attention.interface.AttentionBackend` or a class of such.
+    """Judge a backend, an object with the methods of `weft.attention.interface.AttentionBackend`, or what makes one.
 
     It is asked for small layers in float32 on the CPU. What its `supports` refuses is not judged, with its reason.
     Returns: every law with its outcome. Raises: ConformanceError, an AssertionError that names each broken law and the
     layer, the chunks or the step that broke it.
     """
-    made: Any = backend() if isinstance(backend, type) else backend
+    made: Any = backend() if callable(backend) else backend
     name = getattr(made, "name", type(made).__name__)
     with torch.inference_mode():
         return try_laws("attention backend", str(name), made, LAWS)
