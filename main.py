@@ -5,7 +5,7 @@ import logging
 import sys
 from pathlib import Path
 
-from weft.config import DTYPE_ALIASES, DTYPES, EngineConfig
+from weft.config import DTYPE_ALIASES, DTYPES, EngineConfig, writable
 from weft.errors import ConfigError, RequestError, WeftError
 from weft.testing.prompts import STANDING_PROMPTS, read_prompts
 from weft.testing.remote.gpu_names import DEFAULT_GPU, checked_gpu
@@ -67,8 +67,7 @@ def _verify_on_modal(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     if options.max_new_tokens < 1:
         raise ConfigError(f"--max-new-tokens must be at least 1, got {options.max_new_tokens}")
-    if options.json is not None and (options.json.is_dir() or not options.json.parent.is_dir()):
-        raise ConfigError(f"--json {options.json} is no file in a folder that exists")
+    writable("--json", options.json)
     texts = None if options.prompts is None else read_prompts(options.prompts)
     EngineConfig.of(model=options.model, dtype=options.dtype, device=options.device, seed=options.seed)
     logging.basicConfig(level=logging.ERROR)

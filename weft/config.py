@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import wraps
 from inspect import signature
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
@@ -73,6 +74,12 @@ def named(owner: str, **values: str) -> None:
     for name, value in values.items():
         if not isinstance(value, str) or not value:
             raise ConfigError(f"{owner}.{name} must be a name, got {shown(value)}")
+
+
+def writable(option: str, path: Path | None) -> None:
+    """Raise ConfigError unless this can be a file, in a folder that is there already (None passes)."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise ConfigError(f"{option} {path} is no file in a folder that exists")
 
 
 def is_duration(value: object) -> bool:

@@ -26,10 +26,17 @@ from weft.model_defaults import default_params
         ({"min_new_tokens": 0, "min_length": 9, "stop_strings": ["a", "b"]}, SamplingParams(stop=["a", "b"])),
         ({"min_length": 1, "stop_strings": "a"}, SamplingParams(stop="a")),
         ({"min_new_tokens": 40}, SamplingParams(min_tokens=40, max_tokens=40)),
+        ({"max_length": 64}, SamplingParams()),
     ],
     ids=[
         *("sampling", "no word of sampling", "greedy", "greedy with nonsense"),
-        *("least", "no least in spite of a length", "every prompt has one token", "more than the default"),
+        *(
+            "least",
+            "no least in spite of a length",
+            "every prompt has one token",
+            "more than the default",
+            "as long as the context",
+        ),
     ],
 )
 def test_fields_are_taken_by_name(fields: dict[str, Any], expected: SamplingParams) -> None:
@@ -40,6 +47,7 @@ def test_fields_are_taken_by_name(fields: dict[str, Any], expected: SamplingPara
     ("fields", "message"),
     [
         ({"min_length": 9}, "sets min_length=9, which weft does not take"),
+        ({"do_sample": True, "typical_p": 0.5}, "sets typical_p=0.5, which weft does not take"),
         ({"max_length": 9}, "sets max_length=9, which weft does not take"),
         ({"min_new_tokens": 2, "stop_strings": "a"}, r"sets min_new_tokens=2 and stop_strings='a'"),
         ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_tokens=9 is more than max_tokens=8"),

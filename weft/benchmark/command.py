@@ -8,8 +8,7 @@ from typing import Any
 
 from weft.benchmark.ab.command import add_ab
 from weft.benchmark.experiments import Experiment, known_experiments
-from weft.config import ModelConfig
-from weft.errors import ConfigError
+from weft.config import ModelConfig, writable
 
 
 def add_bench(commands: Any) -> None:
@@ -50,8 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
     experiment: Experiment = arguments.experiment
     path: Path | None = arguments.json
     options = experiment.options(**{field.name: getattr(arguments, field.name) for field in fields(experiment.options)})
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise ConfigError(f"--json {path} is no file in a folder that exists")
+    writable("--json", path)
 
     # Seconds to import: --help and a wrong argument should not wait for them.
     from rich.console import Console

@@ -2,7 +2,7 @@
 
 import json
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
@@ -91,6 +91,11 @@ def as_record(row: Row, provenance: Provenance) -> dict[str, Any]:
 
 def append_json(rows: Sequence[Row], provenance: Provenance, path: Path) -> None:
     """Add one line a row to the file, which need not exist yet."""
+    for row in rows:
+        append_line(as_record(row, provenance), path)
+
+
+def append_line(record: Mapping[str, Any], path: Path) -> None:
+    """Add an object to the file, which need not exist yet. Raises: ValueError for a NaN, which JSON does not know."""
     with path.open("a", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(as_record(row, provenance), ensure_ascii=False, allow_nan=False) + "\n")
+        file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")

@@ -1,5 +1,6 @@
 """What a law found: it holds, it is broken, or it was not judged, and in which words. Knows no law."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -21,3 +22,13 @@ class Finding:
     law: str
     outcome: Outcome
     words: str
+
+
+def name_of(law: Callable[..., object]) -> str:
+    """A law's name is the sentence that it is called.
+
+    >>> def no_block_has_two_owners(): ...
+    >>> name_of(no_block_has_two_owners)
+    'no block has two owners'
+    """
+    return law.__name__.replace("_", " ")

@@ -12,6 +12,7 @@ from weft.testing.continuation import Continuation
 from weft.testing.exactness import first_difference
 from weft.testing.near_ties import (
     NOISE_QUANTILE,
+    Flip,
     allowed_flips,
     pair_noise,
     unit_in_last_place,
@@ -42,12 +43,14 @@ def judge_flips(trial: Trial) -> str:
         if not margin <= allowed:
             expected = references[prompt].token_ids[step]
             beyond.append(
-                f"prompt {prompt}, step {step}: token {token}, the reference has {expected}; margin {margin:.3g}, "
-                f"{allowed:.3g} would be excused"
+                Flip(
+                    prompt=prompt, position=step, token=token, reference_token=expected, margin=margin, allowed=allowed
+                )
             )
     most = allowed_flips(own, num_positions, trial.model.dtype)
     counts = f"{len(flips)} of {num_positions} positions flip, at most {most}; HuggingFace against itself {own}"
-    assert not beyond, f"{len(beyond)} flips beyond HuggingFace's own noise of {tolerance:.3g}:\n" + "\n".join(beyond)
+    lines = [f"{len(beyond)} flips beyond HuggingFace's own noise of {tolerance:.3g}:", *map(str, beyond)]
+    assert not beyond, "\n".join(lines)
     assert len(flips) <= most, counts
     return f"{counts}, all within its noise of {tolerance:.3g}; divergence not judged"
 

@@ -21,7 +21,7 @@ from weft.testing.exactness import (
     compare_tokens,
     first_difference,
 )
-from weft.testing.finding import Finding, NotJudged, Outcome
+from weft.testing.finding import Finding, NotJudged, Outcome, name_of
 from weft.testing.forced_flips import judge_flips
 from weft.testing.reference import own_noise
 from weft.testing.trial import EDGES, Trial
@@ -49,7 +49,7 @@ class Law:
 
     @property
     def name(self) -> str:
-        return self.judge.__name__.replace("_", " ")
+        return name_of(self.judge)
 
 
 def judge(law: Law, trial: Trial) -> Finding:

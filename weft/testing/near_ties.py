@@ -43,6 +43,12 @@ class Flip:
     margin: float
     allowed: float
 
+    def __str__(self) -> str:
+        return (
+            f"prompt {self.prompt}, step {self.position}: token {self.token}, the reference has "
+            f"{self.reference_token}; margin {self.margin:.3g}, {self.allowed:.3g} would be excused"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
@@ -79,12 +85,7 @@ class Audit:
             f"mean KL {self.mean_kl:.2e} nats, at most {KL_FACTOR * max(self.own_mean_kl, KL_FLOOR):.2e}; its own "
             f"{self.own_mean_kl:.2e}",
         ]
-        lines += [
-            f"prompt {flip.prompt}, step {flip.position}: token {flip.token}, the reference has "
-            f"{flip.reference_token}; margin {flip.margin:.3g}, {flip.allowed:.3g} would be excused"
-            for flip in self.unexcused
-        ]
-        return "\n".join(lines)
+        return "\n".join([*lines, *map(str, self.unexcused)])
 
     @property
     def passed(self) -> bool:

@@ -25,8 +25,8 @@ def measured(*, step_ms: float = 1.0, copies: float = 4000.0, batch: int = 8) ->
         "spread": 0.01,
         "calibration": {"copy_gb_per_s": copies},
     } | dict.fromkeys(("date", "commit", "dirty", "device", "driver", "python", "torch", "triton", "notes"), "here")
-    other = record | {"metric": "tokens/s"}
-    (share,) = decode_shares([other, record]).values()
+    others = [record | {"value": 9.0, name: "another"} for name in ("experiment", "metric")]
+    (share,) = decode_shares([*others, record, *others]).values()
     return share
 
 

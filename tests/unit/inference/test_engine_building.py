@@ -154,6 +154,22 @@ def test_what_steps_take_is_left_out_of_the_pool(build: Build, monkeypatch: pyte
     assert build(**options).geometry.num_blocks == 15
 
 
+@pytest.mark.usefixtures("as_users_run_it")  # the runner is none
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_a_trial_with_the_graphs_that_will_run_is_made_for_a_gpu_alone(
+    enforce_eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    runner: Any = SimpleNamespace(measure=lambda sizes, *, with_graphs: 7 if with_graphs else 3)
+    workspace_bytes: Any = startup._workspace_bytes
+    how = None, ExecutionConfig(enforce_eager=enforce_eager)
+    assert workspace_bytes(lambda: runner, *how, torch.device("cpu")) == 0
+    assert not emptied
+    assert workspace_bytes(lambda: runner, *how, torch.device("cuda")) == (3 if enforce_eager else 7)
+    assert emptied == [True], "what the trial took goes back before the pool is made"
+
+
 @pytest.mark.gpu
 def test_what_steps_take_is_seen_on_a_gpu(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []

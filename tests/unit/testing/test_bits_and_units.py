@@ -57,6 +57,7 @@ def test_units_count_representable_values_across_powers_of_two_and_zero(dtype: t
 def test_the_furthest_logit_of_a_row_is_named() -> None:
     words = where_logits_part(torch.tensor([1.0, 16.0, 2.0]), torch.tensor([1.0, 16.25, 2.0]), torch.bfloat16)
     assert words == "token 1: 16.25, the reference has 16 (2 ULPs of bfloat16)"
+    assert where_logits_part(torch.tensor([1.0, 2.0]), torch.tensor([9.0, math.nan])).startswith("token 1: nan,")
 
 
 def test_tokens_and_text_are_shown_around_the_place() -> None:

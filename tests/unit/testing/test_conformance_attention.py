@@ -13,8 +13,9 @@ from weft.attention.interface import AttentionSpec
 from weft.batch import Batch
 from weft.config import BlockGeometry, CacheConfig, Limits
 from weft.testing import run_attention_conformance
+from weft.testing.conformance.attention import LAWS
 from weft.testing.conformance.suite import ConformanceError
-from weft.testing.finding import Outcome
+from weft.testing.finding import Outcome, name_of
 
 # As another project runs them, without a check of every call's annotations.
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
@@ -56,6 +57,19 @@ class ByTheFormula:
     def layer(self, layer: int) -> int:
         return layer
 
+    def table(self, table: Tensor) -> Tensor:
+        return table
+
+    def keys_before(self, end: int) -> Tensor:
+        return torch.arange(end)
+
+    def positions(self, positions: Tensor) -> Tensor:
+        return positions
+
+    def values(self, values: Tensor, hidden: Tensor) -> Tensor:
+        """Where no query sees a key, not even its NaN."""
+        return values.masked_fill(hidden.all(0)[:, None, None], 0)
+
 
 class Slots:
     capturable = False
@@ -85,26 +99,24 @@ class Slots:
             results = []
             for place, end in enumerate(ends):
                 rows = slice(starts[place], starts[place + 1])
-                seen = torch.arange(end)
-                slots = tables.block_tables[place][seen // self.size] * self.size + seen % self.size
+                seen = self.backend.keys_before(end)
+                table = self.backend.table(tables.block_tables[place])
+                slots = table[seen // self.size] * self.size + seen % self.size
                 times = spec.num_query_heads // spec.num_kv_heads
                 wide = (self.backend.group(memory[slots], times) for memory in (keys, values))
-                results.append(formula(spec, query[rows], *wide, positions[rows]))
+                results.append(self.formula(spec, query[rows], *wide, self.backend.positions(positions[rows])))
             return torch.cat(results)
 
         return attend
 
-
-def formula(spec: AttentionSpec, query: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
-    distance = positions[:, None] - torch.arange(len(keys))
-    hidden = (distance < 0) | (distance >= (spec.window or len(keys)))
-    scores = torch.einsum("qhd,khd->hqk", query, keys) * spec.scale
-    if spec.soft_cap is not None:
-        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-    # Where no query sees a key, not even its NaN.
-    values = values.masked_fill(hidden.all(0)[:, None, None], 0)
-    return torch.einsum("hqk,khd->qhd", weights, values).flatten(1)
+    def formula(self, spec: AttentionSpec, query: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
+        distance = positions[:, None] - torch.arange(len(keys))
+        hidden = (distance < 0) | (distance >= (spec.window or len(keys)))
+        scores = torch.einsum("qhd,khd->hqk", query, keys) * spec.scale
+        if spec.soft_cap is not None:
+            scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, self.backend.values(values, hidden)).flatten(1)
 
 
 class SeesOneMore(ByTheFormula):
@@ -145,13 +157,74 @@ class OneLayerForAll(ByTheFormula):
         return 0
 
 
+class ScalesByTheHead(ByTheFormula):
+    def declared(self, spec: AttentionSpec) -> AttentionSpec:
+        return replace(spec, scale=spec.head_dim**-0.5)
+
+
+class CountsFromTheChunk(ByTheFormula):
+    """A chunk's first token is taken for the sequence's."""
+
+    def positions(self, positions: Tensor) -> Tensor:
+        return torch.arange(len(positions))
+
+
+class WeighsNanByNothing(ByTheFormula):
+    """A hidden value has the weight 0, and 0 times NaN is NaN."""
+
+    def values(self, values: Tensor, hidden: Tensor) -> Tensor:
+        return values
+
+
+class ReadsWholeBlocks(WeighsNanByNothing):
+    def keys_before(self, end: int) -> Tensor:
+        return torch.arange(-(-end // 8) * 8)
+
+
+class KnowsOneOwner(ByTheFormula):
+    """A block is read by the request that came with it first, and by no other."""
+
+    def allocate(self, *how: Any) -> "Slots":
+        self.owners: dict[int, int] = {}
+        return super().allocate(*how)
+
+    def table(self, table: Tensor) -> Tensor:
+        last = int(table[-1])
+        return torch.tensor([one if self.owners.setdefault(one, last) == last else 9 for one in table.tolist()])
+
+
+class MovesBlocks(ByTheFormula):
+    """What was copied is not there any more."""
+
+    def allocate(self, *how: Any) -> "Slots":
+        class Moving(Slots):
+            def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+                super().copy_blocks(pairs)
+                self.keys[:, [source for source, _ in pairs]] = 0
+
+        specs, geometry, dtype, _ = how
+        return Moving(self, specs, geometry, dtype)
+
+
+class CountsKeysAlone(ByTheFormula):
+    def bytes_per_block(self, *how: Any) -> int:
+        return super().bytes_per_block(*how) // 2
+
+
+COPIED = "copied blocks are whole in every layer and leave the rest"
 FAULTS = {
     "a window counts the query itself however the tokens come": SeesOneMore,
     "a soft cap reaches the scores": LosesTheCap,
     "a slot of minus one writes nothing": WritesPadding,
     "attention equals the formula in float64": GroupsByTurns,
-    "copied blocks are whole in every layer and leave the rest": CopiesOneLayer,
+    COPIED: CopiesOneLayer,
     "requests and layers are kept apart": OneLayerForAll,
+    "the scale is the layers own": ScalesByTheHead,
+    "chunks never change attention": CountsFromTheChunk,
+    "memory that nobody wrote is never read": ReadsWholeBlocks,
+    "what a window hides cannot reach a query": WeighsNanByNothing,
+    "requests that share blocks read the same": KnowsOneOwner,
+    "the bytes of a block are those allocated": CountsKeysAlone,
 }
 
 
@@ -178,6 +251,32 @@ def test_a_faulty_one_is_convicted_by_its_law_and_the_input_is_shown(law: str) -
     broken = caught.value.report.laws(Outcome.BROKEN)
     assert law in broken
     assert broken[law].startswith("given ")
+
+
+def test_blocks_that_are_moved_are_not_copied() -> None:
+    with pytest.raises(ConformanceError) as caught:
+        run_attention_conformance(MovesBlocks())
+    assert caught.value.report.laws(Outcome.BROKEN).keys() == {COPIED}
+
+
+def test_every_law_convicts_some_fault() -> None:
+    """The two that are left have tests of their own below."""
+    left = {
+        "it has the methods of a backend and its cache those of a cache",
+        "what it cannot serve it refuses with a reason",
+    }
+    assert {name_of(law) for law in LAWS} - FAULTS.keys() == left
+
+
+def test_one_without_a_method_is_convicted_by_its_name() -> None:
+    class Unpriced(ByTheFormula):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "bytes_per_block":
+                raise AttributeError(name)
+            return super().__getattribute__(name)
+
+    with pytest.raises(ConformanceError, match="Unpriced has no bytes_per_block"):
+        run_attention_conformance(Unpriced())
 
 
 def test_what_it_refuses_is_not_judged_and_says_why() -> None:

@@ -19,6 +19,7 @@ from weft.testing.finding import Outcome
 from weft.testing.laws import LAWS, judge
 from weft.testing.toy import VOCAB_SIZE, next_token
 from weft.testing.trial import Trial
+from weft.tokenizer.hub import HubTokenizer
 
 EOS = 7
 PROMPTS = [(1, 2, 3), (4, 5), (9, 8, 7, 6), (20,), (30, 31), (41, 42, 43)]
@@ -162,6 +163,10 @@ def without_the_stop(answer: Answer) -> Answer:
     return replace(answer, token_ids=tokens[:-1], logits=answer.logits[:-1], logprobs=answer.logprobs[:-1])
 
 
+def _by_length(answer: Answer) -> Answer:
+    return replace(answer, finish_reason="length")
+
+
 EQUALITY = {"tokens equal huggingface", "prompts at the edges of blocks equal huggingface"}
 TWICE = {"batch mates change nothing", "a prompt again says the same"}
 STOPS, SEEDS = "stop token ids end an answer", "a seed reproduces and another differs"
@@ -215,6 +220,14 @@ FAULTS: dict[str, tuple[Fault, set[str]]] = {
     "an even request is computed otherwise": (
         Fault(token=lambda token, tokens, num_jobs, seen: (token + seen % 2) % VOCAB_SIZE),
         {*EQUALITY, *TWICE, STOPS},
+    ),
+    "three that are the same at once are computed otherwise": (
+        Fault(token=lambda token, tokens, num_jobs, seen: (token + (num_jobs == 3)) % VOCAB_SIZE),
+        {"a prompt again says the same"},
+    ),
+    "who is alone is said to end by length": (
+        Fault(answers=lambda answers: [_by_length(one) for one in answers] if len(answers) == 1 else answers),
+        {"batch mates change nothing"},
     ),
     "one seed for all": (Fault(seed=lambda seed, place: 0), {SEEDS}),
     "a seed counts from the request's place": (Fault(seed=lambda seed, place: seed + place), {SEEDS}),
@@ -292,6 +305,31 @@ def test_an_engine_that_is_not_installed_is_no_engine_that_fails() -> None:
         open_engine("vllm", trial(ToyEngine()).model)
 
 
+class Words(HubTokenizer):
+    """A token is its number, written out."""
+
+    def __init__(self) -> None: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return " ".join(map(str, token_ids))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [int(word) for word in text.split()]
+
+
+@pytest.mark.parametrize(("fault", "outcome"), [(Fault(), Outcome.HOLDS), (Fault(token=later), Outcome.BROKEN)])
+def test_an_engine_that_shows_text_alone_is_judged_by_it(fault: Fault, outcome: Outcome) -> None:
+    def told(answer: Answer) -> Answer:
+        return Answer(text=Words().decode(answer.token_ids or ()), finish_reason=answer.finish_reason)
+
+    engine = ToyEngine(replace(fault, answer=told))
+    engine.lacks = dict.fromkeys(("token_ids", "logits", "logprobs"), "it shows text alone")
+    on_trial = trial(engine)
+    finding = judge(LAWS[0], replace(on_trial, model=replace(on_trial.model, tokenizer=Words())))
+    assert finding.outcome is outcome
+    assert ("6 texts" if outcome is Outcome.HOLDS else "6 answers differ") in finding.words
+
+
 class NarrowReference(ToyReference):
     """Its second token lies `margin` behind; its own two computations differ by `noise`, in the second token."""
 
@@ -335,3 +373,20 @@ def test_in_a_narrow_dtype_flips_are_excused_as_far_as_the_references_own(
     finding = judge(law, on_trial)
     assert finding.outcome is outcome
     assert words in finding.words
+
+
+@pytest.mark.parametrize(("prompts", "outcome"), [({20}, Outcome.HOLDS), ({20, 30}, Outcome.BROKEN)])
+def test_a_tie_is_excused_and_a_second_one_is_too_many(prompts: set[int], outcome: Outcome) -> None:
+    def flips(token: int, tokens: list[int], num_jobs: int, num_seen: int) -> int:
+        return (token + 1) % VOCAB_SIZE if tokens[0] in prompts and len(tokens) == 5 else token
+
+    finding = judge(LAWS[0], replace(trial(ToyEngine(Fault(token=flips))), reference=NarrowReference(0.05, 0.04)))
+    assert finding.outcome is outcome
+    assert f"{len(prompts)} ties" in finding.words
+
+
+def test_in_a_narrow_dtype_an_answer_that_ends_early_is_no_flip() -> None:
+    (law,) = [law for law in LAWS if law.dtypes == "narrow"]
+    early = Fault(jobs=lambda jobs: [replace(job, max_new_tokens=job.max_new_tokens - 1) for job in jobs])
+    finding = judge(law, trial(ToyEngine(early), torch.bfloat16))
+    assert (finding.outcome, finding.words) == (Outcome.BROKEN, "prompt 0 ends at step 5, the reference at 6")

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -61,6 +63,13 @@ def test_many_flips_fail_though_each_lies_within_noise() -> None:
 def test_a_drift_that_flips_nothing_fails_by_its_divergence() -> None:
     result = audit(logits() * 1.1)
     assert (result.num_flips, result.passed) == (0, False)
+
+
+def test_the_divergence_is_taken_from_the_reference() -> None:
+    """Not from the engine: what it never says would count for nothing."""
+    sure, doubtful = torch.tensor([[0.99, 0.01]]).log(), torch.tensor([[0.5, 0.5]]).log()
+    result = audit_near_ties([sure], [sure], [doubtful], dtype=BFLOAT16)
+    assert result.mean_kl == pytest.approx(0.99 * math.log(1.98) + 0.01 * math.log(0.02), rel=1e-4)
 
 
 def test_a_finer_dtype_is_allowed_fewer_flips() -> None:

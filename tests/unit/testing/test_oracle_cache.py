@@ -55,17 +55,20 @@ def test_a_second_run_finds_every_result_and_loads_no_model(folder: Path, kept: 
     assert "model" not in vars(second)
 
 
-def test_another_prompt_length_stop_or_dtype_is_another_result(folder: Path, kept: Path) -> None:
+def test_another_prompt_length_stop_seed_or_dtype_is_another_result(folder: Path, kept: Path) -> None:
     first = oracle(folder, kept)
     said = first.generate(PROMPT, LENGTH)
     first.generate(PROMPT[:-1], LENGTH)
     first.generate(PROMPT, LENGTH - 1)
     stopped = first.generate(PROMPT, LENGTH, stop_token_ids=said.token_ids[:1])
     assert (stopped.token_ids, stopped.finish_reason) == (said.token_ids[:1], "stop")
+    first.generate(PROMPT, LENGTH, seed=1)
+    first.generate(PROMPT, LENGTH, seed=2)
     first.score(PROMPT, said.token_ids)
+    first.score(PROMPT, said.token_ids[:-1])
     narrow = oracle(folder, kept, torch.bfloat16)
     narrow.generate(PROMPT, LENGTH)
-    assert (counts(first), counts(narrow)) == ((0, 5), (0, 1))
+    assert (counts(first), counts(narrow)) == ((0, 8), (0, 1))
 
 
 @pytest.mark.parametrize("version", ["torch", "transformers"])
@@ -74,6 +77,20 @@ def test_other_versions_are_computed_anew(
 ) -> None:
     oracle(folder, kept).generate(PROMPT, LENGTH)
     monkeypatch.setattr(f"{version}.__version__", f"{import_module(version).__version__.split('+')[0]}+other")
+    later = oracle(folder, kept)
+    later.generate(PROMPT, LENGTH)
+    assert counts(later) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("get_num_threads", 31), ("get_float32_matmul_precision", "medium")],
+)
+def test_what_moves_the_last_bits_of_a_sum_is_part_of_the_key(
+    folder: Path, kept: Path, name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracle(folder, kept).generate(PROMPT, LENGTH)
+    monkeypatch.setattr(torch, name, lambda: value)
     later = oracle(folder, kept)
     later.generate(PROMPT, LENGTH)
     assert counts(later) == (0, 1)
@@ -130,7 +147,14 @@ def test_the_digest_is_of_contents_and_of_what_is_read(tmp_path: Path) -> None:
     assert weights_digest(tmp_path, "model.gguf") != of_gguf
     assert weights_digest(tmp_path, None) == of_folder
     (tmp_path / "config.json").write_text("{ }")
-    assert weights_digest(tmp_path, None) != of_folder
+    of_other = weights_digest(tmp_path, None)
+    assert of_other != of_folder
+    (tmp_path / "model.safetensors").rename(tmp_path / "adapter.safetensors")
+    assert weights_digest(tmp_path, None) not in (of_other, of_folder), "HuggingFace reads by name"
+    (tmp_path / "pytorch_model.bin").write_bytes(b"tensors")
+    of_pickle = weights_digest(tmp_path, None)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"tensorz")
+    assert weights_digest(tmp_path, None) != of_pickle
 
 
 def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:

@@ -39,6 +39,13 @@ def test_a_count_is_held_exactly_and_an_update_leaves_other_devices_alone(pytest
     costs(pytester, device="there", steps=7).assert_outcomes(passed=1)
 
 
+def test_a_cost_that_is_gone_or_new_is_a_difference() -> None:
+    from weft.testing.snapshots import differences
+
+    assert differences({"steps": 20, "copies": 1}, {"steps": 20}) == ["copies: 1 -> nothing"]
+    assert differences({"steps": 20}, {"steps": 20, "copies": 1}) == ["copies: nothing -> 1"]
+
+
 def test_the_name_of_a_device_is_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     from weft.testing.snapshots import device_key
 

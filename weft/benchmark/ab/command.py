@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from weft.config import DTYPE_ALIASES, DTYPES, ModelConfig, positive
+from weft.config import DTYPE_ALIASES, DTYPES, ModelConfig, positive, writable
 from weft.errors import ConfigError
 
 _EXAMPLES = """\
@@ -64,6 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from weft.benchmark.ab.worktree import merge_base, trees
     from weft.benchmark.progress import show_bars, show_nothing
     from weft.benchmark.provenance import Provenance
+    from weft.benchmark.row import append_line
     from weft.inference.placement import place
 
     progress = show_bars if sys.stderr.isatty() else show_nothing
@@ -90,8 +91,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         how = options | {"blocks": arguments.blocks, "threshold": threshold, "workload": workload.name}
         line = record(comparison, base_tree, head_tree, options=how, provenance=provenance)
-        with arguments.json.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+        append_line(line, arguments.json)
     return comparison.verdict.exit_status
 
 
@@ -108,10 +108,9 @@ def _check(arguments: argparse.Namespace) -> None:
             f"--threshold {arguments.threshold:g} is not between 0 and 5",
             hint="per cent, less than half of the planted 10",
         )
-    for name in ("json", "workload"):
-        path: Path | None = getattr(arguments, name)
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            raise ConfigError(f"--{name} {path} is no file in a folder that exists")
+    writable("--json", arguments.json)
+    if arguments.workload is not None and not arguments.workload.is_file():
+        raise ConfigError(f"--workload {arguments.workload} is no file")
     try:
         if not isinstance(json.loads(arguments.engine), dict):
             raise ValueError("not an object")

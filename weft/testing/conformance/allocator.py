@@ -6,7 +6,7 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from weft.testing.conformance.suite import ConformanceReport, concluded, given, must, name_of, require_hypothesis, said
+from weft.testing.conformance.suite import ConformanceReport, concluded, given, must, require_hypothesis, said, try_law
 from weft.testing.finding import Finding, NotJudged, Outcome
 
 if TYPE_CHECKING:
@@ -29,15 +29,8 @@ def run_allocator_conformance(
     calls that broke it; ConfigError without Hypothesis.
     """
     require_hypothesis("an allocator")
-    findings = _by_machine(allocator, settings)
-    for law in (what_is_free_cannot_be_shared, an_eviction_costs_the_same_however_many_went_before):
-        try:
-            finding = Finding(law=name_of(law), outcome=Outcome.HOLDS, words=law(allocator))
-        except NotJudged as nothing:
-            finding = Finding(law=name_of(law), outcome=Outcome.NOT_JUDGED, words=str(nothing))
-        except Exception as error:
-            finding = Finding(law=name_of(law), outcome=Outcome.BROKEN, words=said(error))
-        findings.append(finding)
+    laws = (what_is_free_cannot_be_shared, an_eviction_costs_the_same_however_many_went_before)
+    findings = [*_by_machine(allocator, settings), *(try_law(law, allocator) for law in laws)]
     return concluded("allocator", getattr(allocator, "__name__", repr(allocator)), findings)
 
 

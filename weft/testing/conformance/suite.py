@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from weft.errors import ConfigError
-from weft.testing.finding import Finding, NotJudged, Outcome
+from weft.testing.finding import Finding, NotJudged, Outcome, name_of
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -49,22 +49,22 @@ class ConformanceError(AssertionError):
         super().__init__(str(report))
 
 
-def name_of(law: Callable[..., object]) -> str:
-    """A law's name is the sentence that it is called.
-
-    >>> def no_block_has_two_owners(): ...
-    >>> name_of(no_block_has_two_owners)
-    'no block has two owners'
-    """
-    return law.__name__.replace("_", " ")
-
-
 def try_laws(kind: str, name: str, subject: Subject, laws: Sequence[Callable[[Subject], str]]) -> ConformanceReport:
     """Judge every law, whatever the ones before it found.
 
     Raises: ConformanceError with the whole report if one of them is broken, or if none of them could be judged.
     """
-    return concluded(kind, name, [_try_law(law, subject) for law in laws])
+    return concluded(kind, name, [try_law(law, subject) for law in laws])
+
+
+def try_law(law: Callable[[Subject], str], subject: Subject) -> Finding:
+    """What one law says of the subject; whatever fails in it, the subject has failed."""
+    try:
+        return Finding(law=name_of(law), outcome=Outcome.HOLDS, words=law(subject))
+    except NotJudged as nothing:
+        return Finding(law=name_of(law), outcome=Outcome.NOT_JUDGED, words=str(nothing))
+    except Exception as error:
+        return Finding(law=name_of(law), outcome=Outcome.BROKEN, words=said(error))
 
 
 def concluded(kind: str, name: str, findings: Sequence[Finding]) -> ConformanceReport:
@@ -121,12 +121,3 @@ def require_hypothesis(kind: str) -> None:
             f"the conformance of {kind} is judged on inputs that Hypothesis makes, and hypothesis is not installed",
             hint="pip install hypothesis",
         ) from error
-
-
-def _try_law(law: Callable[[Subject], str], subject: Subject) -> Finding:
-    try:
-        return Finding(law=name_of(law), outcome=Outcome.HOLDS, words=law(subject))
-    except NotJudged as nothing:
-        return Finding(law=name_of(law), outcome=Outcome.NOT_JUDGED, words=str(nothing))
-    except Exception as error:
-        return Finding(law=name_of(law), outcome=Outcome.BROKEN, words=said(error))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from weft.config import writable
 from weft.errors import ConfigError
 from weft.testing.planted.choice import choose
 from weft.testing.planted.fault import Catalogue
@@ -36,8 +37,7 @@ def run_planted(
     known = load_catalogue(catalogue, root)
     if seed is None:
         seed = int(datetime.now(UTC).strftime("%Y%m%d"))
-    if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
-        raise ConfigError(f"{json_file} is no file in a folder that exists")
+    writable("--planted-json", json_file)
     faults = choose(known, asked, seed)
     jobs = min(os.cpu_count() or 1, 2) if jobs is None else jobs
     if jobs < 1:

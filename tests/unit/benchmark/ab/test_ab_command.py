@@ -55,6 +55,7 @@ def test_a_head_that_is_not_slower_passes(
         (["--threshold", "5"], "threshold"),
         (["--engine", "[]"], "engine"),
         (["--json", "no/such/folder/ab.jsonl"], "json"),
+        (["--workload", "no_such_file.py"], "--workload no_such_file.py is no file"),
         (["--batch", "0"], "batch"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 
 from weft.benchmark.ab import comparison, verdict
 from weft.benchmark.ab.comparison import Comparison, compare
-from weft.benchmark.ab.interval import slowdown
+from weft.benchmark.ab.interval import Slowdown, slowdown
 from weft.benchmark.ab.schedule import Arm, block_order
 from weft.benchmark.ab.simulation import Machine, verdicts
 from weft.benchmark.ab.verdict import PLANTED, Verdict, heaviest
@@ -76,6 +76,7 @@ def test_an_interval_narrows_with_the_blocks() -> None:
     blocks = [{arm: list(np.exp(random.normal(0, 0.05, 2))) for arm in Arm} for _ in range(64)]
     few, many = (slowdown(blocks[:size], Arm.HEAD, Arm.BASE, level=0.99) for size in (8, 64))
     assert few.low < many.low <= many.estimate <= many.high < few.high
+    assert few == slowdown(blocks[:8], Arm.HEAD, Arm.BASE, level=0.99), "the same turns, the same verdict"
 
 
 def law() -> None:
@@ -144,18 +145,60 @@ def test_a_fault_of_the_gate_is_convicted(module: Any, name: str, fault: Any, mo
         law()
 
 
-def test_of_several_measures_the_heaviest_counts_and_each_may_err_less() -> None:
+def test_of_several_measures_the_heaviest_counts_and_each_may_err_less(monkeypatch: pytest.MonkeyPatch) -> None:
     order = [Verdict.NOT_SLOWER, Verdict.INCONCLUSIVE, Verdict.SLOWER, Verdict.BROKEN]
     found = judged(1.05).findings["decode"]
     for lighter, heavier in pairwise(order):
         findings = {str(name): _with(found, name) for name in (heavier, lighter)}
         assert heaviest(findings) is heavier
+    levels = []
+
+    def noted(blocks: Sequence[Any], *, threshold: float, level: float) -> Any:
+        levels.append(level)
+        return found
+
+    monkeypatch.setattr(verdict, "judge", noted)
+    verdict.judge_all(dict.fromkeys("abcd", ()), threshold=0.02)
+    assert levels == [1 - verdict.ERRORS / 4] * 4
     assert len({name.exit_status for name in Verdict} | {2}) == 5
     assert Verdict.NOT_SLOWER.exit_status == 0
 
 
 def _with(finding: Any, name: Verdict) -> Any:
     return replace(finding, verdict=name)
+
+
+@pytest.mark.parametrize(
+    ("low", "estimate", "high", "expected"),
+    [
+        (0.021, 0.03, 0.04, Verdict.SLOWER),
+        (0.019, 0.03, 0.04, Verdict.INCONCLUSIVE),
+        (-0.01, 0.00, 0.021, Verdict.INCONCLUSIVE),
+        (-0.01, 0.00, 0.019, Verdict.NOT_SLOWER),
+    ],
+)
+def test_bounds_decide_and_not_the_estimate(
+    low: float, estimate: float, high: float, expected: Verdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {
+        Arm.HEAD: Slowdown(estimate=estimate, low=low, high=high),
+        Arm.CONTROL: Slowdown(estimate=0.0, low=-0.01, high=0.01),
+        Arm.PLANTED: Slowdown(estimate=0.1, low=0.09, high=0.11),
+    }
+    monkeypatch.setattr(verdict, "slowdown", lambda blocks, arm, over, *, level: found[arm])
+    assert verdict.judge([], threshold=0.02, level=0.99).verdict is expected
+
+
+def test_the_first_turns_of_a_worker_warm_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cold(MadeUpWorker):
+        def turn(self, *, planted: float = 0.0) -> Turn:
+            taken = super().turn(planted=planted)
+            return taken if self.num_turns > 2 else taken._replace(seconds={"decode": 100.0})
+
+    workers = {arm: Cold() for arm in (Arm.BASE, Arm.HEAD, Arm.CONTROL)}
+    found = compare(workers, blocks=8, threshold=0.02, advance=lambda: None)
+    assert max(seconds for block in found.measures["decode"] for taken in block.values() for seconds in taken) < 2
+    assert [worker.num_turns for worker in workers.values()] == [2 + 16, 2 + 16, 2 + 32]
 
 
 def test_unlike_work_is_told() -> None:

@@ -25,6 +25,16 @@ def test_a_worker_takes_turns_and_what_it_prints_is_no_answer(repository: Reposi
     assert plain.digest == again.digest == planted.digest
 
 
+def test_two_processes_compute_the_same_where_sets_are_shown(repository: Repository, workload: Path) -> None:
+    repository.write(answer="x")
+    repository.folder.joinpath("speed.py").write_text("SECONDS, SEED, ANSWER = 0.1, 0, set('abcdefgh')\n")
+    digests = set()
+    for _ in range(2):
+        with worker(repository.folder, workload) as base:
+            digests.add(base.turn().digest)
+    assert len(digests) == 1
+
+
 def test_planted_work_is_waited_out_in_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(10**6))
     monkeypatch.setattr("weft.benchmark.ab.worker_program.perf_counter", lambda: float(next(now)))
@@ -48,8 +58,9 @@ def test_planted_work_is_waited_out_in_every_part(monkeypatch: pytest.MonkeyPatc
         ("import time; time.sleep(60)", "speed", 0.5, "0.5 s"),
         ("", "json", 60.0, "imports json from"),
         ("", "nowhere", 60.0, "imports nowhere from None"),
+        ("", "worktree", 60.0, "imports worktree from None"),  # a file beside the program that runs
     ],
-    ids=["it fails", "it hangs", "another tree", "not there"],
+    ids=["it fails", "it hangs", "another tree", "not there", "beside the program"],
 )
 def test_a_worker_that_cannot_measure_says_why(
     extra: str, package: str, timeout_s: float, said: str, repository: Repository, workload: Path
