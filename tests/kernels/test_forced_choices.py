@@ -54,7 +54,7 @@ DECODE = _tables(
     _paged_decode_tiles.CROWDED,
 )
 NARROW = _tables(_paged_decode_tiles.NARROW)
-PREFILL = _tables(paged_prefill.CANDIDATES, paged_prefill.MODEST_CANDIDATES, paged_prefill._CROWDED)
+PREFILL = _tables(paged_prefill.CANDIDATES, paged_prefill.MODEST_CANDIDATES, paged_prefill.CROWDED)
 
 
 @pytest.mark.parametrize("form", [{"programs": 1}, {"programs": 10**4}, {"programs": 12, "lend": True}], ids=str)

@@ -13,11 +13,16 @@ _STATE = "tests/kernels/test_step_state.py"
 _EDGES = f"{_DECODE}::test_every_length_at_the_edges_of_blocks_and_splits"
 _CHUNKS = f"{_PREFILL}::test_chunks_and_prefixes_of_every_length[{{}}-torch.float32]"
 _TURNED = f"{_WRITE}::test_every_head_is_turned_and_lies_in_its_slot"
+_SAME_BITS = "tests/kernels/test_invariance.py::test_a_prefill_has_the_bits_of_the_decode_of_each_position"
+_EDGES_OF_SPLITS = f"{_SAME_BITS}[(1, 17, 32, 33, 96, 97, 98, 129)-{{}}]"
+_PRODUCTS = "tests/kernels/test_invariant_products.py"
+_SUM_OF_PLANES = f"{_PRODUCTS}::test_add_norm_makes_the_same_of_planes_and_of_their_sum[5]"
 _GATHERED = f"{_STATE}::test_a_step_is_gathered_as_plain_torch_gathers_it[chunks, decodes and padding-8]"
 _kernel = partial(Fault, tier="tests/kernels")
 _pieces = partial(_kernel, file="weft/kernels/pieces.py")
 _decode = partial(_kernel, file="weft/kernels/_paged_decode_kernel.py")
-_prefill = partial(_kernel, file="weft/kernels/paged_prefill.py")
+_prefill = partial(_kernel, file="weft/kernels/_paged_prefill_kernel.py")
+_products = partial(_kernel, file="weft/kernels/few_rows_gemm.py")
 _sample = partial(_kernel, file="weft/kernels/sample.py")
 _cut = partial(_kernel, file="weft/kernels/_truncate_reference.py")
 _gather = partial(_kernel, file="weft/kernels/gather_step.py")
@@ -122,6 +127,53 @@ FAULTS = (
         new="valid = keys >= oldest",
         why="Nothing weighs the values there, but nothing times NaN is NaN.",
         killers=(_CHUNKS,),
+    ),
+    _prefill(
+        name="the rows of a tile are cut as the longest of them is",
+        old="cut(asking + 1, window, WINDOW, SPLIT, MOST_SPLITS)",
+        new="cut(asking * 0 + end, window, WINDOW, SPLIT, MOST_SPLITS)",
+        why="A row's parts then follow from which rows its chunk holds.",
+        killers=(_EDGES_OF_SPLITS,),
+    ),
+    _prefill(
+        name="a part of a prefilled row is closed one key late",
+        old="& (asking >= start + BLOCK_N)",
+        new="& (asking > start + BLOCK_N)",
+        why="The first key of a split counts in the part before, where decode opens a new one.",
+        killers=(_EDGES_OF_SPLITS,),
+    ),
+    _prefill(
+        name="a closed part goes on",
+        old="                total = tl.where(closed, 0.0, total)\n",
+        new="",
+        why="Weights of a part are counted again in the next.",
+        killers=(_EDGES_OF_SPLITS,),
+    ),
+    _products(
+        name="planes follow from the tile",
+        old="step = max(_PART, block_k)",
+        new="step = block_k",
+        why="Another tile, chosen for another number of rows, sums other columns first.",
+        killers=(
+            f"{_PRODUCTS}::test_planes_are_cut_by_the_matrix_alone",
+            f"{_PRODUCTS}::test_no_tile_changes_a_bit_and_a_sum_is_that_of_its_planes[{{tile}}-150]".format(
+                tile="Tile(block_n=128, block_k=64, num_warps=8, num_stages=3, block_t=128)"
+            ),
+        ),
+    ),
+    _products(
+        name="a program that sums planes sums them as one",
+        old="acc=plane_sums, input_precision=PRECISION)\n            sums += plane_sums",
+        new="acc=plane_sums, input_precision=PRECISION)\n            sums = plane_sums",
+        why="Only the last part is left.",
+        killers=(_SUM_OF_PLANES,),
+    ),
+    _products(
+        name="tiles that go together leave the last group out",
+        old="height = tl.minimum(rows - group * GROUP, GROUP)",
+        new="height = GROUP",
+        why="A group of fewer tiles is dealt out as a full one.",
+        killers=(f"{_PRODUCTS}::test_tiles_of_programs_that_go_together_cover_every_tile_once",),
     ),
     _kernel(
         name="queries are normed by the keys' weights",

@@ -10,6 +10,9 @@ import torch
 
 from weft.kernels.paged import padded_head_dim
 
+BLOCK_M = 16  # the least a matrix instruction takes
+SPLIT = 256  # keys; a multiple for a sequence of more than MOST_SPLITS of them
+MOST_SPLITS = 64  # bounds the scratch, which every request and head needs
 PROGRAMS = 512  # two for each place that an H200's multiprocessors have for one
 
 FEW = 16  # programs a head, which one alone would need to keep up with a batch
@@ -19,12 +22,13 @@ LONG_ROOM = 8192  # tokens; a head of fewer takes one program no longer than a b
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """Keys that one iteration takes, and how the compiler is told to overlap them."""
+    """Keys that one iteration takes, how the compiler is told to overlap them, and rows that query heads share."""
 
     block_n: int
     num_warps: int
     num_stages: int
     most_registers: int | None = None  # a thread; None leaves it to the compiler
+    block_m: int = BLOCK_M
 
 
 # By bytes of an element and columns of a head, the first being the default; a device script times the rest.

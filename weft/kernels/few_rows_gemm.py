@@ -1,9 +1,12 @@
-"""A few dozen rows times a matrix, for decode steps of a batch: weights as the wide side of the matrix instruction.
+"""Rows times a matrix, made for the few dozen of a decode step: weights as the wide side of the matrix instruction.
 
 Rows of weights fill the instruction's 64 rows and the batch its columns; tiles come through tensor descriptors, which
 Hopper's copy engine fetches. Where a matrix has too few rows to keep the chip busy, its inside is split into parts,
-whose float32 planes `add_norm` sums in their order: no atomics, and a number of parts that follows from the matrix
-alone. So the bits of a row depend neither on chance nor on the batch, as the columns of a tile do not on each other.
+whose float32 planes `add_norm` sums in their order: no atomics, and parts that follow from the matrix alone.
+
+Any number of rows can be multiplied, with the same bits for a row: the columns of a tile do not depend on each other,
+and a tensor core adds up a part one way whatever the tile (measured on an H200). With many rows the chip is busy
+without planes, and a program sums the parts itself (`summed`), each from zero and in the order of `add_norm`.
 Accumulated in float32 and rounded once; SwiGLU is taken of unrounded products, where the plain order rounds them.
 """
 
@@ -24,16 +27,21 @@ MOST_SPLITS = 16
 _USUAL_SPLITS = 8  # the most that are chosen unasked
 _PROGRAMS = 128  # one for each multiprocessor: with 64 rows of x two do not fit on one, and the second half would queue
 _LEAST_INNER = 512  # columns of a part, below which starting it costs more than it reads
+_PART = 128  # columns of which a part is a multiple, whatever the tile: they decide bits, the tile does not
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """Rows of weights, columns of the inside that one iteration takes, and how the compiler overlaps them."""
+    """Rows of weights, columns of the inside that one iteration takes, how the compiler overlaps them, and rows of x.
+
+    block_t: None for what `block_t_of` says.
+    """
 
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int
+    block_t: int | None = None
 
 
 # By bytes of an element, the first being the default; `candidates` names those that fit.
@@ -61,6 +69,15 @@ MODEST = Tile(block_n=64, block_k=64, num_warps=4, num_stages=3)
 WIDE = Tile(block_n=128, block_k=128, num_warps=4, num_stages=2)
 _TALL = 16_384
 
+# For many rows, when squares do most work for what they read; the larger first. Two accumulators of the first do not
+# fit into registers, and so it neither gates nor sums parts.
+MANY_ROWS = 96
+MANY: tuple[Tile, ...] = (
+    Tile(block_n=256, block_k=64, num_warps=8, num_stages=3, block_t=128),
+    Tile(block_n=128, block_k=64, num_warps=8, num_stages=3, block_t=128),
+)
+_GROUP = 8  # tiles of rows whose programs follow each other, so that they read the same weights while those are near
+
 _SHARED_BYTES = 200 * 1024  # for tiles on their way; results take some of the rest of Hopper's 227 KiB
 
 
@@ -81,6 +98,32 @@ def candidates(count: int, itemsize: int, *, swiglu: bool = False) -> tuple[Tile
         return rows * tile.block_k * tile.num_stages * itemsize
 
     return tuple(tile for tile in CANDIDATES[itemsize] if size(tile) <= _SHARED_BYTES)
+
+
+def tile_of(count: int, width: int, itemsize: int, *, doubled: bool, compute_capability: int) -> Tile:
+    """The tile that is launched unasked, by shapes; of many rows one that leaves no multiprocessor without a program.
+
+    width: columns of the result.   doubled: whether a program has two accumulators, for a gate or for a sum of parts.
+    """
+    lean = itemsize == 2 and compute_capability not in (90, 100)
+    if lean:
+        return MODEST
+    if itemsize == 2 and count >= MANY_ROWS:
+        for tile in MANY[1 if doubled else 0 :]:
+            if cdiv(width, tile.block_n) * cdiv(count, tile.block_t or count) >= _PROGRAMS:
+                return tile
+    tall = width >= _TALL and itemsize == 2 and not doubled and block_t_of(count) == 64
+    return WIDE if tall else CANDIDATES[itemsize][0]
+
+
+def part_of(inner: int, planes: int, block_k: int) -> int:
+    """Columns of the inside that a plane takes, the last ones perhaps fewer; by the matrix, for any usual tile.
+
+    >>> part_of(4096, 2, 64), part_of(1000, 3, 64), part_of(1000, 3, 128), part_of(1000, 3, 256)
+    (2048, 384, 384, 512)
+    """
+    step = max(_PART, block_k)
+    return cdiv(cdiv(inner, planes), step) * step
 
 
 def split_choices(inner: int) -> tuple[int, ...]:
@@ -113,6 +156,19 @@ def reference(x: Float[Tensor, "T K"], weight: Float[Tensor, "N K"], *, swiglu: 
     return functional.silu(gate.contiguous()) * up
 
 
+@jit
+def _grouped(across, down, columns, rows, GROUP: tl.constexpr):
+    """The tile of a program when GROUP tiles of rows go together: all of them for one tile of columns, then the next.
+
+    across, down: the program's place in a grid of `columns` by `rows`, in which columns follow each other.
+    """
+    ticket = down * columns + across
+    group = ticket // (GROUP * columns)
+    height = tl.minimum(rows - group * GROUP, GROUP)
+    place = ticket - group * GROUP * columns
+    return place // height, group * GROUP + place % height
+
+
 @jit(do_not_specialize=["count", "inner", "part"])  # one form for every batch and every matrix
 def _few_rows_gemm_kernel(
     x,
@@ -126,19 +182,33 @@ def _few_rows_gemm_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SWIGLU: tl.constexpr,
+    SUMMED: tl.constexpr,
+    GROUP: tl.constexpr,
     PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     if EARLY:
         tl.extra.cuda.gdc_wait()
-    first, plane, top = tl.program_id(0) * BLOCK_N, tl.program_id(1), tl.program_id(2) * BLOCK_T
+    across, plane, down = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if GROUP > 0:
+        across, down = _grouped(across, down, tl.num_programs(0), tl.num_programs(2), GROUP)
+    first, top = across * BLOCK_N, down * BLOCK_T
     sums = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
     ups = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
-    for column in range(plane * part, tl.minimum(plane * part + part, inner), BLOCK_K):
-        tokens = tl.trans(x.load([top, column]))
-        sums = tl.dot(weight.load([first, column]), tokens, acc=sums, input_precision=PRECISION)
-        if SWIGLU:
-            ups = tl.dot(weight.load([width + first, column]), tokens, acc=ups, input_precision=PRECISION)
+    if SUMMED:
+        sums = tl.full([BLOCK_N, BLOCK_T], -0.0, tl.float32)  # to which a first plane is added without a change
+        for begin in range(0, inner, part):
+            plane_sums = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
+            for column in range(begin, tl.minimum(begin + part, inner), BLOCK_K):
+                tokens = tl.trans(x.load([top, column]))
+                plane_sums = tl.dot(weight.load([first, column]), tokens, acc=plane_sums, input_precision=PRECISION)
+            sums += plane_sums
+    else:
+        for column in range(plane * part, tl.minimum(plane * part + part, inner), BLOCK_K):
+            tokens = tl.trans(x.load([top, column]))
+            sums = tl.dot(weight.load([first, column]), tokens, acc=sums, input_precision=PRECISION)
+            if SWIGLU:
+                ups = tl.dot(weight.load([width + first, column]), tokens, acc=ups, input_precision=PRECISION)
     if SWIGLU:
         sums = silu(sums) * ups
     row, token = first + tl.arange(0, BLOCK_N), top + tl.arange(0, BLOCK_T)
@@ -156,13 +226,15 @@ def few_rows_gemm(
     *,
     swiglu: bool = False,
     splits: int | None = None,
+    summed: bool = False,
     tile: Tile | None = None,
 ) -> Float[Tensor, "*planes T out"]:
     """`x @ weight.T` in x's dtype, with `swiglu` `silu(first half) * second half` of it; or its planes.
 
     splits: None for one finished result; else as many float32 planes `[splits, T, N]`, which sum to it.
-    tile: force one of `CANDIDATES`.
-    Raises: KernelError for shapes, dtypes and strides that do not fit, and for planes of a SwiGLU.
+    summed: the one plane `[1, T, N]` instead that `add_norm` would make of these, to the bit.
+    tile: force one of `CANDIDATES` or `MANY`.
+    Raises: KernelError for shapes, dtypes and strides that do not fit, for planes of a SwiGLU, and a sum of no planes.
     """
     if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
         raise KernelError(
@@ -182,6 +254,8 @@ def few_rows_gemm(
         check_count("splits", splits)
         if splits > MOST_SPLITS:
             raise KernelError(f"splits={splits} is outside 1..{MOST_SPLITS}")
+    elif summed:
+        raise KernelError("summed=True sums planes, and splits=None makes none")
     check_device("x", x, others={"weight": weight})
     for name, tensor in (("x", x), ("weight", weight)):
         if tensor.data_ptr() % 16:
@@ -189,18 +263,19 @@ def few_rows_gemm(
     if tile is not None:
         check_size("tile.block_n", tile.block_n)
         check_size("tile.block_k", tile.block_k)
+        check_size("tile.block_t", 1 if tile.block_t is None else tile.block_t)
     width = weight.shape[0] // 2 if swiglu else weight.shape[0]
-    planes = splits or 1
+    parts = splits or 1
+    planes = 1 if summed else parts
     shape = (count, width) if splits is None else (planes, count, width)
     out = torch.empty(shape, dtype=x.dtype if splits is None else torch.float32, device=x.device)
     if count == 0 or width == 0:
         return out
     if tile is None:
-        lean = x.element_size() == 2 and capability(x.device) not in (90, 100)
-        tall = width >= _TALL and x.element_size() == 2 and not swiglu and block_t_of(count) == 64
-        tile = MODEST if lean else WIDE if tall else CANDIDATES[x.element_size()][0]
-    block_t = block_t_of(count)
-    part = cdiv(cdiv(inner, planes), tile.block_k) * tile.block_k
+        tile = tile_of(
+            count, width, x.element_size(), doubled=swiglu or summed, compute_capability=capability(x.device)
+        )
+    block_t = tile.block_t or block_t_of(count)
     _few_rows_gemm_kernel[(cdiv(width, tile.block_n), planes, cdiv(count, block_t))](
         TensorDescriptor.from_tensor(x, [block_t, tile.block_k]),
         TensorDescriptor.from_tensor(weight, [tile.block_n, tile.block_k]),
@@ -208,11 +283,13 @@ def few_rows_gemm(
         count,
         width,
         inner,
-        part,
+        part_of(inner, parts, tile.block_k),
         BLOCK_T=block_t,
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
         SWIGLU=swiglu,
+        SUMMED=summed,
+        GROUP=0 if tile.block_t is None else _GROUP,
         PRECISION="ieee",
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -222,9 +299,16 @@ def few_rows_gemm(
 
 
 def _specialisation(
-    dtype: str, block_t: int, tile: Tile, *, swiglu: bool = False, early: bool = True, forced: bool = False
+    dtype: str,
+    block_t: int,
+    tile: Tile,
+    *,
+    swiglu: bool = False,
+    summed: bool = False,
+    early: bool = True,
+    forced: bool = False,
 ) -> Specialisation:
-    marks = {"swiglu": swiglu, "early": early}
+    marks = {"swiglu": swiglu, "summed": summed, "early": early}
     size = f"n{tile.block_n}k{tile.block_k}w{tile.num_warps}s{tile.num_stages}"
     return Specialisation(
         name=f"{dtype}-T{block_t}-{size}" + "".join(f"-{mark}" for mark in marks if marks[mark]),
@@ -240,6 +324,8 @@ def _specialisation(
             "BLOCK_N": tile.block_n,
             "BLOCK_K": tile.block_k,
             "SWIGLU": swiglu,
+            "SUMMED": summed,
+            "GROUP": 0 if tile.block_t is None else _GROUP,
             "PRECISION": "ieee",
             "EARLY": early,
         },
@@ -256,6 +342,10 @@ _DEFAULT, *_OTHERS = CANDIDATES[2]
 SPECIALISATIONS = (
     *(_specialisation("bf16", block_t, _DEFAULT, swiglu=swiglu) for block_t in (16, 64) for swiglu in (False, True)),
     _specialisation("bf16", 64, WIDE, swiglu=False),
+    *(_specialisation("bf16", 128, tile, forced=True) for tile in MANY),
+    _specialisation("bf16", 128, MANY[1], swiglu=True),
+    _specialisation("bf16", 128, MANY[1], summed=True),
+    *(_specialisation("bf16", block_t, _DEFAULT, summed=True, forced=True) for block_t in (16, 64)),
     _specialisation("fp32", 16, CANDIDATES[4][0], swiglu=True),
     _specialisation("bf16", 32, MODEST, swiglu=True, early=False),
     _specialisation("fp32", 16, CANDIDATES[4][0], swiglu=True, early=False),

@@ -22,14 +22,18 @@ from torch import Tensor
 from weft.errors import KernelError
 from weft.kernels import cache_write, paged_prefill
 from weft.kernels._arguments import check_count, check_device, check_size
+from weft.kernels._invariant_tiles import invariant_tiles
 from weft.kernels._jit import cdiv, launches_early, next_power_of_2
 from weft.kernels._paged_decode_kernel import AT_ONCE, paged_decode_kernel
 from weft.kernels._paged_decode_tiles import (
+    BLOCK_M,
     CANDIDATES,
     CROWDED,
+    MOST_SPLITS,
     NARROW,
     PROGRAMS,
     SPANNING,
+    SPLIT,
     Tile,
     candidates,
     lends,
@@ -48,10 +52,7 @@ from weft.kernels.paged import (
 )
 from weft.kernels.specialisation import Specialisation
 
-BLOCK_M = 16  # the least a matrix instruction takes
-SPLIT = 256  # keys; a multiple for a sequence of more than MOST_SPLITS of them
 LEAST_REQUESTS = 128  # whose lengths one look takes: so many, or the batch
-MOST_SPLITS = 64  # bounds the scratch, which every request and head needs
 
 
 def reference(
@@ -103,7 +104,9 @@ def paged_decode(
     if new is not None:
         check_new(new, len(rows), paged.pool, debug=debug)
     num_parts = max(1, min(MOST_SPLITS, cdiv(columns * block_size, split)))
-    head_tiles = num_kv_heads * cdiv(num_query_heads // num_kv_heads, BLOCK_M)
+    block_m = BLOCK_M if tile is None else tile.block_m
+    check_size("tile.block_m", block_m)
+    head_tiles = num_kv_heads * cdiv(num_query_heads // num_kv_heads, block_m)
     sharing = programs_of(head_tiles * batch, num_parts, programs)
     lending = lends(sharing, batch, columns * block_size, head_dim) if lend is None else lend and batch > 0
     rotation = None if new is None else new.rotation
@@ -163,7 +166,7 @@ def paged_decode(
             H_KV=num_kv_heads,
             D=head_dim,
             P=block_size,
-            BLOCK_M=BLOCK_M,
+            BLOCK_M=block_m,
             BLOCK_N=form.block_n,
             BLOCK_D=padded_head_dim(head_dim),
             SPLIT=split,
@@ -224,7 +227,9 @@ def _specialisation(
     tensors = ("rows", "cos", "sin", "query_norm", "key_norm", "pool_keys", "pool_values", "out")
     integers = ("positions", "slots", "tables", "lengths", "query_starts")
     return Specialisation(
-        name=f"{dtype}-D{head_dim}-P{block_size}-n{tile.block_n}w{tile.num_warps}s{tile.num_stages}"
+        name=f"{dtype}-D{head_dim}-P{block_size}-"
+        + (f"m{tile.block_m}" if tile.block_m != BLOCK_M else "")
+        + f"n{tile.block_n}w{tile.num_warps}s{tile.num_stages}"
         + ("-new" if new else "")
         + ("-masked" if masked else "")
         + ("-whole" if whole else "")
@@ -244,7 +249,7 @@ def _specialisation(
             "H_KV": 8,
             "D": head_dim,
             "P": block_size,
-            "BLOCK_M": BLOCK_M,
+            "BLOCK_M": tile.block_m,
             "BLOCK_N": tile.block_n,
             "BLOCK_D": padded_head_dim(head_dim),
             "SPLIT": SPLIT,
@@ -300,6 +305,22 @@ SPECIALISATIONS = (
     *(_specialisation("bf16", 128, SPANNING[2, 128], block_size=16, shares=32, whole=whole) for whole in (False, True)),
     *(_specialisation("bf16", 128, CROWDED[2, 128], masked=True, whole=whole) for whole in (False, True)),
     *(_specialisation("bf16", 128, CROWDED[2, 128], masked=True, shares=32, whole=whole) for whole in (False, True)),
+    *(
+        _specialisation(
+            "bf16",
+            head_dim,
+            invariant_tiles(torch.bfloat16, head_dim, soft_cap=masked).decode,
+            block_size=block_size,
+            new=False,
+            masked=masked,
+            whole=whole,
+            shares=shares,
+            forced=(head_dim, block_size, masked, whole, shares) != (128, 64, False, True, 0),
+        )
+        for head_dim in (64, 128, 256)
+        for block_size, masked in ((64, False), (16, False), (64, True))
+        for whole, shares in ((True, 0), (False, 0), (True, 32), (False, 32))
+    ),
     _specialisation("bf16", 80, CANDIDATES[2, 128][0], whole=True),
     _specialisation("fp16", 128, CROWDED[2, 128], new=False),
     *(_specialisation("fp32", head_dim, CANDIDATES[4, head_dim][0], whole=True) for head_dim in (64, 128, 256)),

@@ -1,0 +1,168 @@
+"""A position has one result, to the bit: by prefill or decode, in any chunk, beside any batch-mates, in any form.
+
+With the tiles of `_invariant_tiles` on a GPU; with small ones in the interpreter, where lengths that cross all of their
+edges take no time. `one_sequence.py` says what numbers they get there.
+"""
+
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.one_sequence import OneSequence, make_sequence
+from weft.errors import KernelError
+from weft.kernels import _paged_decode_tiles, _paged_prefill_tiles, paged_decode, paged_prefill
+from weft.kernels._invariant_tiles import SPLIT, InvariantTiles, invariant_tiles
+from weft.kernels._jit import capability
+from weft.kernels._paged_decode_tiles import by_shapes
+
+N, CUT, MOST = 16, 32, 3  # keys of a tile, keys of a split, and splits of a sequence before they grow
+
+
+def tiles_of(decode: int = 16, prefill: int = 64, split: int = CUT) -> InvariantTiles:
+    """Small tiles of so many rows."""
+    alike = {"block_n": N, "num_warps": 4, "num_stages": 2}
+    return InvariantTiles(
+        decode=_paged_decode_tiles.Tile(block_m=decode, **alike),
+        prefill=_paged_prefill_tiles.Tile(block_m=prefill, **alike),
+        split=split,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _few_splits(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """So that splits grow within a hundred tokens, as they do on a GPU within 16,384."""
+    if device.type != "cuda":
+        for module in (paged_decode, paged_prefill):
+            monkeypatch.setattr(module, "MOST_SPLITS", MOST)
+
+
+# Around the first key, the edges of tiles and of splits, and where the size of splits doubles, at 97.
+EDGES = (1, 17, 32, 33, 96, 97, 98, 129)
+
+
+def check(sequence: OneSequence, lengths: tuple[int, ...], tiles: InvariantTiles, **options: Any) -> None:
+    whole = sequence.prefilled([len(sequence.query)], [len(sequence.query)], tiles)
+    found = sequence.decoded(lengths, tiles, **options)
+    same = (found == whole[[length - 1 for length in lengths]]).all(1)
+    assert same.all(), f"{[length for length, one in zip(lengths, same.tolist(), strict=True) if not one]} differ"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options"),
+    [
+        (EDGES, {}),
+        ((33, 98, 129), {"window": 70, "soft_cap": 2.0}),
+        pytest.param((1, 17, 65, 98, 129), {"heads": (1, 1)}, marks=pytest.mark.nightly),
+        pytest.param((1, 17, 65, 98, 129), {"heads": (16, 2), "window": 40}, marks=pytest.mark.nightly),
+        pytest.param(tuple(range(1, 130)), {"heads": (1, 1)}, marks=pytest.mark.nightly),
+        pytest.param(tuple(range(1, 130)), {"heads": (1, 1), "window": 35}, marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
+def test_a_prefill_has_the_bits_of_the_decode_of_each_position(
+    lengths: tuple[int, ...], options: dict[str, Any], device: torch.device
+) -> None:
+    check(make_sequence(130, device=device, **options), lengths, tiles_of())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("decode", "prefill"), [(64, 16), (16, 32)])
+def test_rows_of_a_tile_change_no_bit(decode: int, prefill: int, device: torch.device) -> None:
+    check(make_sequence(130, device=device), (33, 97, 130), tiles_of(decode, prefill))
+
+
+@pytest.mark.parametrize("form", [{"programs": 10**6}, {"programs": 6, "lend": True}], ids=str)
+def test_every_form_of_decode_has_the_bits_of_the_prefill(form: dict[str, Any], device: torch.device) -> None:
+    check(make_sequence(130, device=device, heads=(1, 1), window=70), (5, 130), tiles_of(), **form)
+
+
+@pytest.mark.parametrize("counts", [(1, 2, 63, 64), pytest.param((65, 65), marks=pytest.mark.nightly)], ids=str)
+def test_chunks_change_no_bit(counts: tuple[int, ...], device: torch.device) -> None:
+    """All in one step, so that each chunk is also a batch-mate of the others."""
+    sequence = make_sequence(130, device=device, heads=(1, 1))
+    expected = sequence.prefilled([130], [130], tiles_of())
+    assert torch.equal(sequence.prefilled(list(accumulate(counts)), counts, tiles_of()), expected)
+
+
+@pytest.mark.parametrize("size", [64, pytest.param(8, marks=pytest.mark.nightly)])
+def test_sizes_of_blocks_change_no_bit(size: int, device: torch.device) -> None:
+    sequence = make_sequence(70, device=device, heads=(1, 1))
+    expected = sequence.prefilled([70], [70], tiles_of())
+    assert torch.equal(sequence.in_blocks_of(size).prefilled([70], [70], tiles_of()), expected)
+    assert torch.equal(sequence.in_blocks_of(size).decoded([70], tiles_of()), expected[69:])
+
+
+def test_without_splits_and_with_others_it_would_show(device: torch.device) -> None:
+    sequence = make_sequence(130, device=device)
+    decoded = sequence.decoded([70], tiles_of())
+    for split in (None, 2 * CUT):
+        assert not torch.equal(sequence.prefilled([70], [1], tiles_of(), split=split), decoded)
+    assert torch.equal(sequence.prefilled([70], [1], tiles_of()), decoded)
+
+
+def test_splits_that_cut_tiles_are_refused(device: torch.device) -> None:
+    with pytest.raises(KernelError, match="split=24"):
+        make_sequence(5, device=device).prefilled([5], [5], tiles_of(split=24))
+
+
+@pytest.mark.parametrize("soft_cap", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("gpu", [80, 89, 90, 100])
+def test_both_kernels_take_as_many_keys_of_which_a_split_is_a_multiple(
+    gpu: int, dtype: torch.dtype, head_dim: int, soft_cap: bool
+) -> None:
+    tiles = invariant_tiles(dtype, head_dim, soft_cap=soft_cap, compute_capability=gpu)
+    assert tiles.decode.block_n == tiles.prefill.block_n
+    assert all(split % tiles.decode.block_n == 0 for split in (128, SPLIT))
+    if gpu != 90 or dtype.itemsize == 4:
+        assert tiles.decode.num_warps == tiles.prefill.num_warps
+
+
+LONG = (1, 2, 63, 64, 65, 255, 256, 257, 512, 1000, 4097, 16_384, 16_385, 16_500)
+GPU_OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"window": 700},
+    {"soft_cap": 20.0},
+    {"heads": (8, 1)},
+    {"heads": (2, 2), "block_size": 64},
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("split", [128, SPLIT])
+@pytest.mark.parametrize("options", GPU_OPTIONS, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_real_tiles_give_prefill_and_decode_the_same_bits(
+    dtype: torch.dtype, head_dim: int, options: dict[str, Any], split: int, device: torch.device
+) -> None:
+    sequence = make_sequence(16_500, head_dim=head_dim, dtype=dtype, device=device, **options)
+    chosen = invariant_tiles(dtype, head_dim, soft_cap="soft_cap" in options, compute_capability=capability(device))
+    tiles = InvariantTiles(decode=chosen.decode, prefill=chosen.prefill, split=split)
+    for form in ({}, {"programs": 1}, {"programs": 10**4}, {"lend": True}):
+        check(sequence, LONG, tiles, **form)
+    whole = sequence.prefilled([16_500], [16_500], tiles)
+    counts = (1, 2, 63, 64, 65, 511, 4000, 11_794)
+    assert torch.equal(sequence.prefilled(list(accumulate(counts)), counts, tiles), whole)
+    for length in (65, 1000, 16_385):
+        assert torch.equal(sequence.decoded([length], tiles)[0], whole[length - 1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_fast_tiles_do_not(head_dim: int, device: torch.device) -> None:
+    """The control: unsplit prefill, and decode as it is launched for few heads and for many."""
+    sequence = make_sequence(3000, head_dim=head_dim, heads=(4, 1), dtype=torch.bfloat16, device=device)
+    tiles = invariant_tiles(torch.bfloat16, head_dim)
+    whole = sequence.prefilled([3000], [3000], tiles, split=None)
+    decoded = []
+    for heads in (1, 1000):
+        tile, split = by_shapes(heads, 4, torch.bfloat16, head_dim, 16)
+        default = tile or _paged_decode_tiles.candidates(torch.bfloat16, head_dim, 16, crowded=True)[0]
+        fast = InvariantTiles(decode=default, prefill=tiles.prefill, split=split)
+        decoded.append(sequence.decoded([1000, 2000, 3000], fast))
+    assert not torch.equal(decoded[0], decoded[1])
+    assert not torch.equal(decoded[1], whole[[999, 1999, 2999]])

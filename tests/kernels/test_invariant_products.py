@@ -1,0 +1,155 @@
+"""A row times a matrix has one result, to the bit: beside any number of others, in any tile, its planes summed or not.
+
+In the interpreter a product of tiles is the library's, whose order of summation is its own. So factors there are small
+whole numbers, a power of two smaller in each part of the inside: no sum of a part is rounded, every sum of parts is.
+"""
+
+from itertools import chain
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.errors import KernelError
+from weft.kernels.add_norm import add_norm
+from weft.kernels.few_rows_gemm import (
+    CANDIDATES,
+    MANY,
+    MANY_ROWS,
+    MODEST,
+    WIDE,
+    Tile,
+    block_t_of,
+    few_rows_gemm,
+    part_of,
+    tile_of,
+)
+from weft.kernels.specialisation import SHARED_MEMORY_BYTES
+
+SPLITS, INNER = 3, 592  # parts of 256 columns, where a third is 197.3; the last of 80
+TILES = tuple(tile for tile in dict.fromkeys((*MANY, WIDE, MODEST, *CANDIDATES[2])) if tile.block_k <= 128)
+
+
+def factors(count: int, outer: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows and a matrix in half precision."""
+    if device.type == "cuda":
+        return torch.randn(count, INNER).half().to(device), (torch.randn(outer, INNER) * 0.1).half().to(device)
+    scale = 2.0 ** (-2 - 9 * (torch.arange(INNER) // part_of(INNER, SPLITS, 128)))
+    x, weight = (torch.randint(-8, 9, (rows, INNER)).float() * scale for rows in (count, outer))
+    return x.half(), weight.half()
+
+
+def in_order(planes: Tensor) -> Tensor:
+    total = planes[0]
+    for plane in planes[1:]:
+        total = total + plane
+    return total
+
+
+@pytest.mark.parametrize("count", [2, 17, 65, pytest.param(129, marks=pytest.mark.nightly), 200])
+def test_a_row_among_any_number_of_others(count: int, device: torch.device) -> None:
+    """At every edge of a tile of rows; as it is chosen for a Hopper."""
+    x, weight = factors(count, 40, device)
+    for outer in (24, 40):
+        tile = tile_of(count, outer, 2, doubled=False, compute_capability=90)
+        whole = few_rows_gemm(x, weight[:outer].contiguous(), splits=SPLITS, tile=tile)
+        for row in {0, 15, 16, 63, 64, 127, 128, count - 1} & set(range(count)):
+            alone = few_rows_gemm(x[row : row + 1].contiguous(), weight[:outer].contiguous(), splits=SPLITS)
+            assert torch.equal(alone[:, 0], whole[:, row])
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(20, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_no_tile_changes_a_bit_and_a_sum_is_that_of_its_planes(tile: Tile, count: int, device: torch.device) -> None:
+    x, weight = factors(count, 40, device)
+    expected = in_order(few_rows_gemm(x, weight, splits=SPLITS, tile=MODEST))
+    assert torch.equal(in_order(few_rows_gemm(x, weight, splits=SPLITS, tile=tile)), expected)
+    if tile != MANY[0]:
+        summed = few_rows_gemm(x, weight, splits=SPLITS, summed=True, tile=tile)
+        assert summed.shape == (1, count, 40)
+        assert summed.dtype == torch.float32
+        assert torch.equal(summed[0], expected)
+        x, weight = x[:, :256].contiguous(), weight[:, :256].contiguous()  # one part
+        gated = few_rows_gemm(x, weight, swiglu=True, tile=MODEST)
+        assert torch.equal(few_rows_gemm(x, weight, swiglu=True, tile=tile), gated)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 5, 16])
+def test_add_norm_makes_the_same_of_planes_and_of_their_sum(splits: int, device: torch.device) -> None:
+    x, weight = factors(19, 24, device)
+    residual, scale = torch.randn(19, 24, device=device).half(), torch.ones(24, device=device).half()
+    planes = few_rows_gemm(x, weight, splits=splits)
+    summed = few_rows_gemm(x, weight, splits=splits, summed=True)
+    assert torch.equal(summed[0], in_order(planes))
+    for one, other in zip(
+        add_norm(planes, residual, scale, 1e-5), add_norm(summed, residual, scale, 1e-5), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+def test_a_different_number_of_planes_would_show(device: torch.device) -> None:
+    x, weight = factors(19, 24, device)
+    two, three = (few_rows_gemm(x, weight, splits=splits, summed=True) for splits in (2, 3))
+    assert not torch.equal(two, three)
+    assert not torch.equal(few_rows_gemm(x, weight, splits=3).flip(0).sum(0), three[0])
+
+
+def test_tiles_of_programs_that_go_together_cover_every_tile_once(device: torch.device) -> None:
+    """More tiles of rows than go together, and a last group that is smaller."""
+    tile = Tile(block_n=16, block_k=16, num_warps=4, num_stages=2, block_t=16)
+    x, weight = factors(150, 40, device)
+    x, weight = x[:, :16].contiguous(), weight[:, :16].contiguous()
+    assert torch.equal(few_rows_gemm(x, weight, tile=tile), few_rows_gemm(x, weight, tile=MODEST))
+
+
+def test_the_few_rows_that_were_fast_are_launched_as_before() -> None:
+    for count in (1, 16, 33, MANY_ROWS - 1):
+        for width in (1024, 4096, 14_336, 128_256):
+            assert tile_of(count, width, 2, doubled=True, compute_capability=90) == CANDIDATES[2][0]
+            tall = width > 16_384 and block_t_of(count) == 64
+            expected = WIDE if tall else CANDIDATES[2][0]
+            assert tile_of(count, width, 2, doubled=False, compute_capability=90) == expected
+            assert tile_of(count, width, 2, doubled=False, compute_capability=80) == MODEST
+
+
+def test_many_rows_take_the_largest_tile_that_keeps_every_multiprocessor_busy() -> None:
+    chosen = {
+        (count, width, doubled): tile_of(count, width, 2, doubled=doubled, compute_capability=90)
+        for count, width, doubled in ((96, 4096, True), (2048, 4096, False), (2048, 4096, True), (512, 4096, False))
+    }
+    assert list(chosen.values()) == [CANDIDATES[2][0], MANY[0], MANY[1], MANY[1]]
+    for tile in MANY:
+        wide = 2 if tile is MANY[1] else 1  # the other has no room for a gate
+        rows = wide * tile.block_n + (tile.block_t or 0)
+        assert rows * tile.block_k * tile.num_stages * 2 < SHARED_MEMORY_BYTES[90]
+
+
+def test_planes_are_cut_by_the_matrix_alone() -> None:
+    for inner, planes in ((INNER, SPLITS), (14_336, 4), (8192, 3), (200, 3), (1000, 16)):
+        parts = {part_of(inner, planes, tile.block_k) for tile in chain(TILES, CANDIDATES[4])}
+        assert len(parts) == 1, (inner, planes, parts)
+        assert parts.pop() * planes >= inner
+
+
+def test_a_sum_of_no_planes_is_refused(device: torch.device) -> None:
+    x, weight = factors(2, 8, device)
+    with pytest.raises(KernelError, match="summed"):
+        few_rows_gemm(x, weight, summed=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("outer", "inner"), [(4096, 4096), (4096, 14_336), (2048, 8192), (6144, 4096), (1000, 5000)])
+def test_real_matrices(outer: int, inner: int, device: torch.device) -> None:
+    x = torch.randn(700, inner, device=device).bfloat16()
+    weight = (torch.randn(outer, inner, device=device) * inner**-0.5).bfloat16()
+    for splits in (1, 3, 4):
+        whole = few_rows_gemm(x, weight, splits=splits, summed=True)[0]
+        gated = few_rows_gemm(x, weight, swiglu=True)
+        for tile in TILES:
+            assert torch.equal(in_order(few_rows_gemm(x, weight, splits=splits, tile=tile)), whole), tile
+        for count in (1, 2, 15, 16, 17, 33, 64, 65, 95, 96, 127, 128, 129, 255, 256, 257, 699):
+            some = x[-count:].contiguous()
+            assert torch.equal(in_order(few_rows_gemm(some, weight, splits=splits)), whole[-count:]), count
+            assert torch.equal(few_rows_gemm(some, weight, splits=splits, summed=True)[0], whole[-count:]), count
+            assert torch.equal(few_rows_gemm(some, weight, swiglu=True), gated[-count:]), count
+    assert not torch.equal(whole, few_rows_gemm(x, weight, splits=2, summed=True)[0])  # 4 against 2 planes
