@@ -10,11 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.attention.fixed_order import FixedOrderAttend
 from weft.attention.interface import AttentionSpec
 from weft.attention.ragged import RaggedAttend, Span, spans_of
 from weft.batch import Batch
 from weft.config import BlockGeometry, CacheConfig, Limits
 from weft.errors import ConfigError
+from weft.layers.operations import Attend
 
 Slab = Float[Tensor, "2 L rows H_kv S_max D"]
 
@@ -46,14 +48,15 @@ class ContiguousCache:
 
     capturable = False  # slices depend on lengths that the host reads
 
-    def __init__(self, slab: Slab, specs: Sequence[AttentionSpec]) -> None:
+    def __init__(self, slab: Slab, specs: Sequence[AttentionSpec], *, fixed_order: bool = False) -> None:
         self.slab = slab
         self._specs = tuple(specs)
+        self._attend = FixedOrderAttend if fixed_order else RaggedAttend
 
-    def prepare(self, batch: Batch) -> RaggedAttend:
+    def prepare(self, batch: Batch) -> Attend:
         spans = spans_of(batch)
         rows = batch.groups[0].block_tables[:, 0].tolist()
-        return RaggedAttend(RowStore(self.slab, rows, spans), self._specs, spans)
+        return self._attend(RowStore(self.slab, rows, spans), self._specs, spans)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         for source, target in pairs:
@@ -64,6 +67,12 @@ class Contiguous:
     """A block is a whole row: as many rows as requests may run, and one more for padding."""
 
     name = "contiguous"
+
+    def __init__(self, *, fixed_order: bool = False) -> None:
+        self._fixed_order = fixed_order
+
+    def in_fixed_order(self) -> "Contiguous":
+        return Contiguous(fixed_order=True)
 
     def supports(self, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> str | None:
         if spec.soft_cap is not None:
@@ -90,7 +99,8 @@ class Contiguous:
         spec = specs[0]
         assert all((s.num_kv_heads, s.head_dim) == (spec.num_kv_heads, spec.head_dim) for s in specs), "one geometry"
         shape = (2, len(specs), geometry.num_blocks + 1, spec.num_kv_heads, geometry.block_size, spec.head_dim)
-        return ContiguousCache(torch.empty(shape, dtype=dtype, device=device), specs)
+        slab = torch.empty(shape, dtype=dtype, device=device)
+        return ContiguousCache(slab, specs, fixed_order=self._fixed_order)
 
 
 BACKEND = Contiguous()

@@ -79,3 +79,16 @@ class AttentionBackend(Protocol):
     ) -> Cache:
         """The cache. Its contents are undefined until written; a correct Attend never reads them before."""
         ...
+
+
+@runtime_checkable
+class HasFixedOrder(Protocol):
+    """A backend that can be batch-invariant. Who is none serves all the same, unless batch invariance is asked for."""
+
+    def in_fixed_order(self) -> AttentionBackend:
+        """The same backend, of which a token's bits follow from its own sequence alone.
+
+        Neither what else the step holds may show, nor how the sequence was cut into chunks and blocks, nor whether a
+        part of it was found in the cache.
+        """
+        ...

@@ -11,10 +11,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from weft.attention.fixed_order import FixedOrderAttend
 from weft.attention.interface import AttentionSpec
 from weft.attention.ragged import RaggedAttend, Span, spans_of
 from weft.batch import Batch, GroupTables
 from weft.config import BlockGeometry, CacheConfig, Limits
+from weft.layers.operations import Attend
 
 DEFAULT_BLOCK_SIZE = 16
 
@@ -72,13 +74,14 @@ class PagedGatherCache:
 
     capturable = False  # slices depend on lengths that the host reads
 
-    def __init__(self, pool: Tensor, specs: Sequence[AttentionSpec]) -> None:
+    def __init__(self, pool: Tensor, specs: Sequence[AttentionSpec], *, fixed_order: bool = False) -> None:
         self.pool = pool
         self._specs = tuple(specs)
+        self._attend = FixedOrderAttend if fixed_order else RaggedAttend
 
-    def prepare(self, batch: Batch) -> RaggedAttend:
+    def prepare(self, batch: Batch) -> Attend:
         spans = spans_of(batch)
-        return RaggedAttend(BlockStore(self.pool, batch.groups[0], spans), self._specs, spans)
+        return self._attend(BlockStore(self.pool, batch.groups[0], spans), self._specs, spans)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         sources, targets = (torch.tensor(side, device=self.pool.device) for side in zip(*pairs, strict=True))
@@ -89,6 +92,12 @@ class PagedGather:
     """Blocks of `block_size` tokens, shared by whoever begins alike."""
 
     name = "paged_gather"
+
+    def __init__(self, *, fixed_order: bool = False) -> None:
+        self._fixed_order = fixed_order
+
+    def in_fixed_order(self) -> "PagedGather":
+        return PagedGather(fixed_order=True)
 
     def supports(self, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> str | None:
         if spec.soft_cap is not None:
@@ -112,7 +121,8 @@ class PagedGather:
         spec = specs[0]
         assert all((s.num_kv_heads, s.head_dim) == (spec.num_kv_heads, spec.head_dim) for s in specs), "one geometry"
         shape = (2, len(specs), geometry.num_blocks + 1, geometry.block_size, spec.num_kv_heads, spec.head_dim)
-        return PagedGatherCache(torch.empty(shape, dtype=dtype, device=device), specs)
+        pool = torch.empty(shape, dtype=dtype, device=device)
+        return PagedGatherCache(pool, specs, fixed_order=self._fixed_order)
 
 
 BACKEND = PagedGather()

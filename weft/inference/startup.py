@@ -5,29 +5,24 @@ take; the pool gets what is left, and then all graphs are captured, since they h
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
 
-from weft.attention import PREFERRED, find_backend
-from weft.attention.interface import AttentionBackend, AttentionSpec, Cache
+from weft.attention.interface import Cache
 from weft.config import BlockGeometry, EngineConfig, ExecutionConfig, Limits
 from weft.errors import ConfigError
+from weft.inference.backing import back
 from weft.inference.device_state import DeviceState
 from weft.inference.placement import Placement, place
 from weft.inference.pool_memory import PoolMemory
 from weft.inference.runner import ModelRunner, Observer
 from weft.inference.sampler import GumbelSampler, KernelSampler, Sampler
 from weft.inference.step_sizes import StepSizes, tokens_worth
-from weft.kernels._jit import interpreting, runs_on
-from weft.layers.fused import FusedOperations
-from weft.layers.kernel_choice import forced
-from weft.layers.operations import Attend, Operations, PlainOperations
+from weft.kernels._jit import runs_on
 from weft.models.checkpoint.interface import Checkpoint
 from weft.models.checkpoint.load import load_model, read_config, read_outline
 from weft.models.family import Model
@@ -74,7 +69,7 @@ def check(config: EngineConfig, checkpoint: Checkpoint) -> None:
     """
     placement = place(config.model, checkpoint.stored_dtype)
     _limits(config, read_config(checkpoint).max_model_len)
-    _operations(config.execution, placement)
+    back(config.execution, placement)
 
 
 def start(
@@ -94,8 +89,8 @@ def start(
     model_config = read_config(checkpoint)
     limits = _limits(config, model_config.max_model_len)
     specs, weight_bytes = read_outline(checkpoint, dtype=placement.dtype)
-    backend = _backend(config.cache.attention_backend, specs, placement)
-    operations_name, operations = _operations(config.execution, placement)
+    backing = back(config.execution, placement)
+    backend = backing.attention(config.cache.attention_backend, specs, placement)
     wanted = backend.geometry(limits, config.cache)
     bytes_per_block = backend.bytes_per_block(specs, wanted, placement.dtype)
     state_bytes = DeviceState.bytes_for(limits, wanted)
@@ -113,8 +108,10 @@ def start(
             prepacked=placement.prepacked,
         )
 
+    if backing.check is not None:
+        backing.check(model, placement)
     own_sampler: Sampler = GumbelSampler()
-    if operations_name != "plain" or (placement.device.type == "cuda" and runs_on(placement.device)):
+    if not backing.is_plain or (placement.device.type == "cuda" and runs_on(placement.device)):
         own_sampler = KernelSampler()
 
     def runner_over(cache: Cache, geometry: BlockGeometry) -> ModelRunner:
@@ -125,7 +122,7 @@ def start(
             limits=limits,
             geometry=geometry,
             device=placement.device,
-            operations=operations,
+            operations=backing.operations,
             vocab_size=model_config.vocab_size,
             logprobs_mode=config.model.logprobs_mode,
             observe=observe,
@@ -157,7 +154,7 @@ def start(
     description = (
         f"{checkpoint.config.get('model_type')} on {placement.device} in "
         f"{str(placement.dtype).removeprefix('torch.')} ({placement.reason}); "
-        f"{operations_name} operations, {'prepacked' if placement.prepacked else 'plain'} linear layers; "
+        f"{backing.name} operations, {'prepacked' if placement.prepacked else 'plain'} linear layers; "
         f"attention {backend.name}, cache {geometry.num_blocks * bytes_per_block / 2**20:.0f} MiB "
         f"({geometry.num_blocks} blocks of {geometry.block_size} tokens); "
         f"{sizes if captures else 'no graphs'}; overlap {'on' if overlap else 'off'}; "
@@ -206,44 +203,3 @@ def _limits(config: EngineConfig, model_limit: int) -> Limits:
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_model_len=asked or model_limit,
     )
-
-
-def _backend(name: str, specs: Sequence[AttentionSpec], placement: Placement) -> AttentionBackend:
-    """The backend asked for, or the first of the preferred ones that supports every layer."""
-    candidates = [find_backend(known) for known in (PREFERRED if name == "auto" else (name,))]
-    reasons = {}
-    for backend in candidates:
-        reason = next(filter(None, (backend.supports(s, placement.dtype, placement.device) for s in specs)), None)
-        if reason is None:
-            return backend
-        reasons[backend.name] = reason
-    raise ConfigError(f"no attention backend can run this model: {reasons}")
-
-
-def _operations(config: ExecutionConfig, placement: Placement) -> tuple[str, Callable[[Attend], Operations[Any]]]:
-    """The operations' name, and what makes one step's of its attention."""
-    asked, choice, device = config.operations, config.kernel_choice, placement.device
-    is_plain = asked == "plain" or (asked == "auto" and not (device.type == "cuda" and runs_on(device)))
-    if choice != "auto" and (is_plain or placement.prepacked):  # who forces a kernel is not to measure another
-        what = f"operations={asked!r} on {device}" if is_plain else "prepacked linear layers, which multiply themselves"
-        raise ConfigError(
-            f"kernel_choice={choice!r} has no effect on {what}",
-            hint="operations='fused' and cpu_linear='plain', or kernel_choice='auto'"
-            if runs_on(device)
-            else "kernel_choice='auto': what can be forced runs on CUDA",
-        )
-    if is_plain:
-        return "plain", PlainOperations
-    if not runs_on(device):
-        raise ConfigError(
-            f"operations='fused' are Triton kernels, which do not run on {device} here",
-            hint="operations='plain' runs anywhere",
-        )
-    if interpreting() and placement.dtype == torch.bfloat16:
-        raise ConfigError(
-            "operations='fused' with dtype='bfloat16': Triton's interpreter computes bfloat16 wrongly",
-            hint="dtype='float32', or operations='plain'",
-        )
-    if choice == "auto":
-        return "fused", FusedOperations
-    return f"fused ({choice})", partial(FusedOperations, choose=forced(choice))

@@ -29,6 +29,7 @@ class Linear(nn.Module):
     ) -> None:
         super().__init__()
         self.parts = parts
+        self.in_features, self.out_features = in_features, sum(parts)
         self.weight = nn.Parameter(torch.empty(sum(parts), in_features, dtype=dtype, device=device))
         self.bias = nn.Parameter(torch.empty(sum(parts), dtype=dtype, device=device)) if bias else None
 

@@ -18,6 +18,7 @@ class PrepackedLinear(nn.Module):
 
     def __init__(self, linear: Linear) -> None:
         super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
         # Opaque tensors are no parameters: nothing may train, fill or move them.
         self._packed: Tensor = _onednn._reorder_linear_weight(linear.weight.detach())
         self._bias = None if linear.bias is None else linear.bias.detach()

@@ -1,0 +1,123 @@
+"""Attention whose sums run in one order, by plain torch: neither batch, nor chunks, nor a cached prefix show in a bit.
+
+Queries come in blocks of eight tokens and keys in tiles at absolute positions, filled up with zeros, so that every
+product has one shape. A row's weights are one softmax over all its tiles, and what they make of the values is summed
+tile by tile. Computed in float32 throughout and rounded once, where `sdpa` rounds as HuggingFace does.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from weft.attention.interface import AttentionSpec
+from weft.attention.ragged import Span, Store
+from weft.errors import ConfigError
+from weft.layers.fixed_order import ROWS
+from weft.layers.heads import HeadTransform
+
+TILE = 128  # keys
+
+
+class FixedOrderAttend:
+    """Stands in the place of `RaggedAttend`, over the same stores."""
+
+    def __init__(self, store: Store, specs: Sequence[AttentionSpec], spans: Sequence[Span]) -> None:
+        self._store = store
+        self._specs = specs
+        self._spans = spans
+
+    def __call__(
+        self,
+        layer: int,
+        qkv: Float[Tensor, "T_total packed"],
+        positions: Int[Tensor, "T_total"],
+        heads: HeadTransform,
+    ) -> Float[Tensor, "T_total attended"]:
+        spec = self._specs[layer]
+        query, key, value = _transformed(qkv, positions, heads)
+        self._store.write(layer, key, value)
+        own = zip(self._spans, self._store.read(layer, spec.window), strict=True)
+        return torch.cat(
+            [
+                attend(query[span.first : span.last], keys[0], values[0], spec, first_key=span.oldest(spec.window))
+                for span, (keys, values) in own
+            ]
+        ).flatten(1)
+
+
+def attend(
+    query: Float[Tensor, "T H_q D"],
+    keys: Float[Tensor, "H_kv S D"],
+    values: Float[Tensor, "H_kv S D"],
+    spec: AttentionSpec,
+    *,
+    first_key: int = 0,
+) -> Float[Tensor, "T H_q D"]:
+    """Attention of T queries over S keys, the last query at the last key. first_key: the position of the first key."""
+    count, after = len(query), first_key + keys.shape[1]
+    front = first_key % TILE
+    tiles, of_values = (
+        functional.pad(part.float(), (0, 0, front, -after % TILE)).unflatten(1, (-1, TILE)).unbind(1)
+        for part in (keys, values)
+    )
+    group = spec.num_query_heads // spec.num_kv_heads
+    blocks = functional.pad(query.float(), (0, 0, 0, 0, 0, -count % ROWS)).split(ROWS)
+    places = torch.arange(first_key - front, after + -after % TILE, device=query.device)
+    attended = []
+    for start, block in zip(range(after - count, after, ROWS), blocks, strict=True):
+        # A key head's queries are the rows of one product, [H_kv, group * 8, D].
+        rows = block.unflatten(1, (-1, group)).permute(1, 2, 0, 3).flatten(1, 2)
+        asking = torch.arange(start, start + ROWS, device=query.device).repeat(group)[:, None]
+        used = min(len(tiles), (start + ROWS - 1) // TILE - first_key // TILE + 1)
+        scores = torch.cat([rows @ tile.transpose(1, 2) for tile in tiles[:used]], dim=-1) * spec.scale
+        shown = (places[: used * TILE] <= asking) & (places[: used * TILE] >= first_key)
+        if spec.window is not None:
+            shown &= places[: used * TILE] > asking - spec.window
+        weights = scores.masked_fill(~shown, -torch.inf).softmax(dim=-1).split(TILE, dim=-1)
+        total = weights[0] @ of_values[0]
+        for part, tile in zip(weights[1:], of_values[1:used], strict=True):
+            total = total + part @ tile
+        attended.append(total.unflatten(1, (group, ROWS)).permute(2, 0, 1, 3).flatten(1, 2))
+    return torch.cat(attended)[:count].to(query.dtype)
+
+
+def check_places(specs: Sequence[AttentionSpec], device: torch.device) -> None:
+    """Look whether a row's bits depend on its place in a block, or on keys that it does not see.
+
+    Raises: ConfigError if they do, since nothing above could then promise that they do not depend on the batch.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for heads, kv_heads, head_dim in {(spec.num_query_heads, spec.num_kv_heads, spec.head_dim) for spec in specs}:
+        query, tile = (torch.randn(kv_heads, size, head_dim, generator=generator) for size in (1, TILE))
+        rows, tile = query.expand(-1, heads // kv_heads * ROWS, -1).contiguous().to(device), tile.to(device)
+        scores = rows @ tile.transpose(1, 2)
+        weights = scores.softmax(dim=-1)
+        hidden = torch.full_like(scores, -torch.inf)
+        among = torch.cat([hidden, scores, hidden, hidden], dim=-1).softmax(dim=-1)[..., TILE : 2 * TILE]
+        attended = weights @ tile
+        if not (
+            torch.equal(scores, scores[:, :1].expand_as(scores))
+            and torch.equal(weights, among)
+            and torch.equal(attended, attended[:, :1].expand_as(attended))
+        ):
+            raise ConfigError(
+                f"batch_invariant=True cannot be kept on this machine: attention of {heads} heads of {head_dim} over "
+                f"{kv_heads} gives equal queries different results",
+                hint="batch_invariant=False",
+            )
+
+
+def _transformed(
+    qkv: Float[Tensor, "T_total packed"], positions: Int[Tensor, "T_total"], heads: HeadTransform
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values; without norms a head's transform has no sum, and any number of rows does."""
+    if heads.query_norm is None and heads.key_norm is None:
+        return heads(qkv, positions)
+    count = len(qkv)
+    filled, places = functional.pad(qkv, (0, 0, 0, -count % ROWS)), functional.pad(positions, (0, -count % ROWS))
+    made = [heads(*block) for block in zip(filled.split(ROWS), places.split(ROWS), strict=True)]
+    query, key, value = (torch.cat(parts)[:count] for parts in zip(*made, strict=True))
+    return query, key, value

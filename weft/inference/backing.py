@@ -1,0 +1,99 @@
+"""What backs a model's operations and its attention, chosen from options and machine before weights are read."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.attention import PREFERRED, find_backend
+from weft.attention.fixed_order import check_places as check_attention
+from weft.attention.interface import AttentionBackend, AttentionSpec, HasFixedOrder
+from weft.config import ExecutionConfig
+from weft.errors import ConfigError
+from weft.inference.placement import Placement
+from weft.kernels._jit import interpreting, runs_on
+from weft.layers.fixed_order import FixedOrderOperations
+from weft.layers.fixed_order import check_places as check_products
+from weft.layers.fused import FusedOperations
+from weft.layers.kernel_choice import forced
+from weft.layers.operations import Attend, Operations, PlainOperations
+from weft.models.family import Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backing:
+    """name: of the operations, in words.   operations: makes one step's of its attention.   is_plain: in torch alone.
+
+    batch_invariant: nothing but a request's own sequence may show in its bits.
+    check: raises ConfigError if this model cannot keep that on this machine.
+    """
+
+    name: str
+    operations: Callable[[Attend], Operations[Any]]
+    is_plain: bool
+    batch_invariant: bool = False
+    check: Callable[[Model, Placement], None] | None = None
+
+    def attention(self, name: str, specs: Sequence[AttentionSpec], placement: Placement) -> AttentionBackend:
+        """The backend asked for, or the first of the preferred ones that can do every layer. Raises: ConfigError."""
+        reasons = {}
+        for backend in (find_backend(known) for known in (PREFERRED if name == "auto" else (name,))):
+            reason = next(filter(None, (backend.supports(s, placement.dtype, placement.device) for s in specs)), None)
+            if reason is None and not self.batch_invariant:
+                return backend
+            if reason is None and isinstance(backend, HasFixedOrder):
+                return backend.in_fixed_order()
+            reasons[backend.name] = reason or "its sums have no fixed order, which batch_invariant=True asks for"
+        raise ConfigError(f"no attention backend can run this model: {reasons}")
+
+
+def back(config: ExecutionConfig, placement: Placement) -> Backing:
+    """The operations that were asked for. Raises: ConfigError where they cannot run, or another option says nothing."""
+    asked, choice, device = config.operations, config.kernel_choice, placement.device
+    is_invariant = config.batch_invariant is True
+    if is_invariant and choice != "auto":
+        raise ConfigError(
+            f"kernel_choice={choice!r} and batch_invariant=True choose each in their own way",
+            hint="kernel_choice='auto', or batch_invariant=False",
+        )
+    is_plain = asked == "plain" or (asked == "auto" and not (device.type == "cuda" and runs_on(device)))
+    if choice != "auto" and (is_plain or placement.prepacked):  # who forces a kernel is not to measure another
+        what = f"operations={asked!r} on {device}" if is_plain else "prepacked linear layers, which multiply themselves"
+        raise ConfigError(
+            f"kernel_choice={choice!r} has no effect on {what}",
+            hint="operations='fused' and cpu_linear='plain', or kernel_choice='auto'"
+            if runs_on(device)
+            else "kernel_choice='auto': what can be forced runs on CUDA",
+        )
+    if is_plain and is_invariant:
+        return Backing(
+            name="plain, in fixed order,",
+            operations=FixedOrderOperations,
+            is_plain=True,
+            batch_invariant=True,
+            check=_check_places,
+        )
+    if is_plain:
+        return Backing(name="plain", operations=PlainOperations, is_plain=True)
+    if not runs_on(device):
+        raise ConfigError(
+            f"operations='fused' are Triton kernels, which do not run on {device} here",
+            hint="operations='plain' runs anywhere",
+        )
+    if interpreting() and placement.dtype == torch.bfloat16:
+        raise ConfigError(
+            "operations='fused' with dtype='bfloat16': Triton's interpreter computes bfloat16 wrongly",
+            hint="dtype='float32', or operations='plain'",
+        )
+    if choice == "auto":
+        return Backing(name="fused", operations=FusedOperations, is_plain=False)
+    return Backing(name=f"fused ({choice})", operations=partial(FusedOperations, choose=forced(choice)), is_plain=False)
+
+
+def _check_places(model: Model, placement: Placement) -> None:
+    assert isinstance(model, nn.Module)
+    check_products(model, placement.dtype, placement.device)
+    check_attention(model.attention_specs, placement.device)
