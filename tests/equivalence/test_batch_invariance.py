@@ -25,6 +25,8 @@ from weft.inference.sampling_params import SamplingParams
 from weft.models.checkpoint.source import open_checkpoint
 from weft.testing import assert_bitwise
 from weft.testing.continuation import Continuation
+from weft.testing.exactness import assert_safe_margins, assert_token_exact
+from weft.testing.oracle import Oracle
 from weft.testing.subject import Subject
 from weft.testing.tiny import save_tiny_model
 
@@ -270,6 +272,36 @@ def scores_in_training(llm: LLM, place: Place, sequences: Sequence[list[int]]) -
     logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
     pieces = zip(logprobs.split([len(one) for one in sequences]), sequences, strict=True)
     return [rows[:-1].gather(1, torch.tensor(one[1:], device=device)[:, None])[:, 0] for rows, one in pieces]
+
+
+def test_kernels_give_a_request_the_same_bits_in_company_and_in_chunks(tmp_path: Path) -> None:
+    """The path of GPUs, in the interpreter: a step with prompts, decodes and a chunk of one token."""
+    shape = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
+    folder = save_tiny_model(tmp_path, "llama", seed=5, attention_bias=True, mlp_bias=True, **shape)
+    kernels = {"operations": "fused", "attention_backend": "paged_triton", "cpu_linear": "plain"}
+    prompts = [prompt_of(2, 1), prompt_of(9), prompt_of(5, 2)]
+    for is_on in (True, False):
+        place = Place("cpu", "float32", 3, (*kernels.items(), ("batch_invariant", is_on)))
+        expected = alone(place, folder, prompts[1], 2)
+        found = say(place.config(folder, max_chunk_tokens=4), prompts, 2)[1]
+        if is_on:
+            assert_same(expected, found)
+        else:
+            assert not torch.equal(expected.logits, found.logits), "the mode does nothing"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_it_says_what_huggingface_says(place: Place, folder_of: Callable[[str], Path], model: str) -> None:
+    """Tier A: the order of sums is another one, and nothing else."""
+    if place.dtype != "float32":
+        pytest.skip("tier A is of float32")
+    folder = folder_of(model)
+    oracle = Oracle(open_checkpoint(str(folder)).tokenizer, dtype=torch.float32, device=torch.device("cpu"))
+    references = [oracle.generate(prompt_of(length, length), 8) for length in (3, 150, 21)]
+    assert_safe_margins(references)
+    config = place.config(folder, max_chunk_tokens=50)
+    prompts = [list(reference.prompt_token_ids) for reference in references]
+    assert_token_exact(references, say(config, prompts, 8))
 
 
 @pytest.mark.gpu

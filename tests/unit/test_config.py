@@ -78,6 +78,7 @@ def test_each_flat_name_reaches_the_one_part_that_has_it() -> None:
         "operations": "fused",
         "kernel_choice": "few_rows",
         "graph_batch_sizes": (1, 5),
+        "batch_invariant": True,
     }
     config = EngineConfig.of(**options)
     for part, field in homes:
@@ -104,6 +105,7 @@ def test_flat_defaults_are_the_parts_own() -> None:
         *[("logprobs_mode", value) for value in ("", None, "raw_logits", ["raw_logprobs"])],
         *[("enforce_eager", value) for value in (None, 1, "yes")],
         *[("overlap", value) for value in (1, "auto")],
+        *[("batch_invariant", value) for value in (None, 1, 0, "", "on", ["auto"])],
         *[(name, value) for name in ("operations", "kernel_choice") for value in ("", None, 0, ["fused"])],
         *[("graph_batch_sizes", value) for value in ((), [1, 2], 4, "8")],
     ],

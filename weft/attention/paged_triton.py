@@ -15,7 +15,8 @@ from weft.attention.interface import AttentionSpec
 from weft.batch import Batch
 from weft.config import BlockGeometry, CacheConfig, Limits
 from weft.errors import ConfigError
-from weft.kernels._jit import HAS_TRITON, cdiv, interpreting, runs_on
+from weft.kernels._invariant_tiles import invariant_tiles
+from weft.kernels._jit import HAS_TRITON, capability, cdiv, interpreting, runs_on
 from weft.kernels._paged_decode_tiles import by_shapes
 from weft.kernels.cache_write import rotate_and_write
 from weft.kernels.paged import HeadRotation, PagedKeys, Scoring, refusal
@@ -29,10 +30,13 @@ DEFAULT_BLOCK_SIZE = 64  # one table lookup a tile of keys
 class PagedTritonAttend:
     """One step. Whether it is all decodes follows from its shapes: each request of a step has at least one token."""
 
-    def __init__(self, pool: Tensor, specs: Sequence[AttentionSpec], batch: Batch) -> None:
+    def __init__(
+        self, pool: Tensor, specs: Sequence[AttentionSpec], batch: Batch, *, fixed_order: bool = False
+    ) -> None:
         self._pool = pool
         self._specs = specs
         self._batch = batch
+        self._fixed_order = fixed_order
         self._one_each = batch.token_ids.shape[0] == batch.sequence_lengths.shape[0]
 
     def __call__(
@@ -54,6 +58,8 @@ class PagedTritonAttend:
         scoring = Scoring(scale=spec.scale, window=spec.window, soft_cap=spec.soft_cap)
         new = NewTokens(positions=positions, slots=tables.slot_mapping, rotation=rotation_of(heads))
         count = spec.num_query_heads
+        if self._fixed_order:
+            return self._in_fixed_order(qkv, paged, scoring, new, count)
         attended = None
         if not self._one_each:
             query = rotate_and_write(
@@ -64,6 +70,26 @@ class PagedTritonAttend:
         tiles = spec.num_kv_heads * cdiv(group, BLOCK_M) * len(self._batch.sequence_lengths)
         tile, split = by_shapes(tiles, group, self._pool.dtype, spec.head_dim, self._pool.shape[3])
         return paged_decode(qkv, paged, scoring, num_query_heads=count, new=new, out=attended, tile=tile, split=split)
+
+    def _in_fixed_order(
+        self, qkv: Float[Tensor, "T_total packed"], paged: PagedKeys, scoring: Scoring, new: NewTokens, count: int
+    ) -> Float[Tensor, "T_total attended"]:
+        """A position has the same bits in a prompt as in a decode: its key is read from the pool like all others."""
+        query = rotate_and_write(
+            qkv, new.positions, new.slots, new.rotation, self._pool, paged.layer, num_query_heads=count
+        ).flatten(1)
+        tiles = invariant_tiles(
+            self._pool.dtype,
+            self._pool.shape[-1],
+            soft_cap=scoring.soft_cap is not None,
+            compute_capability=capability(self._pool.device),
+        )
+        attended, split = None, tiles.split
+        if not self._one_each:
+            attended = paged_prefill(
+                query, paged, scoring, num_query_heads=count, skip_single=True, tile=tiles.prefill, split=split
+            )
+        return paged_decode(query, paged, scoring, num_query_heads=count, out=attended, tile=tiles.decode, split=split)
 
 
 def rotation_of(heads: HeadTransform) -> HeadRotation:
@@ -84,12 +110,13 @@ class PagedTritonCache:
 
     capturable = True
 
-    def __init__(self, pool: Tensor, specs: Sequence[AttentionSpec]) -> None:
+    def __init__(self, pool: Tensor, specs: Sequence[AttentionSpec], *, fixed_order: bool = False) -> None:
         self.pool = pool
         self._specs = tuple(specs)
+        self._fixed_order = fixed_order
 
     def prepare(self, batch: Batch) -> PagedTritonAttend:
-        return PagedTritonAttend(self.pool, self._specs, batch)
+        return PagedTritonAttend(self.pool, self._specs, batch, fixed_order=self._fixed_order)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         pinned = torch.tensor(pairs, pin_memory=self.pool.is_cuda)  # so that the copy waits for nobody
@@ -101,6 +128,12 @@ class PagedTriton:
     """Blocks of `block_size` tokens, shared by whoever begins alike, on a GPU (or, for tests, in the interpreter)."""
 
     name = "paged_triton"
+
+    def __init__(self, *, fixed_order: bool = False) -> None:
+        self._fixed_order = fixed_order
+
+    def in_fixed_order(self) -> "PagedTriton":
+        return PagedTriton(fixed_order=True)
 
     def supports(self, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> str | None:
         if spec.cache_group != 0:
@@ -131,7 +164,8 @@ class PagedTriton:
         if any((item.num_kv_heads, item.head_dim) != (spec.num_kv_heads, spec.head_dim) for item in specs):
             raise ConfigError("paged_triton keeps layers of one geometry, and these differ in key heads or head size")
         shape = (2, len(specs), geometry.num_blocks + 1, geometry.block_size, spec.num_kv_heads, spec.head_dim)
-        return PagedTritonCache(torch.empty(shape, dtype=dtype, device=device), specs)
+        pool = torch.empty(shape, dtype=dtype, device=device)
+        return PagedTritonCache(pool, specs, fixed_order=self._fixed_order)
 
 
 BACKEND = PagedTriton()

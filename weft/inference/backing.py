@@ -18,7 +18,8 @@ from weft.kernels._jit import interpreting, runs_on
 from weft.layers.fixed_order import FixedOrderOperations
 from weft.layers.fixed_order import check_places as check_products
 from weft.layers.fused import FusedOperations
-from weft.layers.kernel_choice import forced
+from weft.layers.kernel_choice import batch_invariant, forced
+from weft.layers.linear import Linear
 from weft.layers.operations import Attend, Operations, PlainOperations
 from weft.models.family import Model
 
@@ -70,7 +71,7 @@ def back(config: ExecutionConfig, placement: Placement) -> Backing:
         )
     if is_plain and is_invariant:
         return Backing(
-            name="plain, in fixed order,",
+            name="batch-invariant plain",
             operations=FixedOrderOperations,
             is_plain=True,
             batch_invariant=True,
@@ -88,6 +89,19 @@ def back(config: ExecutionConfig, placement: Placement) -> Backing:
             "operations='fused' with dtype='bfloat16': Triton's interpreter computes bfloat16 wrongly",
             hint="dtype='float32', or operations='plain'",
         )
+    if is_invariant and placement.prepacked:
+        raise ConfigError(
+            "batch_invariant=True with fused operations multiplies by plain linear layers, and these are prepacked",
+            hint="cpu_linear='plain', or operations='plain'",
+        )
+    if is_invariant:
+        return Backing(
+            name="batch-invariant fused",
+            operations=partial(FusedOperations, choose=batch_invariant),
+            is_plain=False,
+            batch_invariant=True,
+            check=_check_widths,
+        )
     if choice == "auto":
         return Backing(name="fused", operations=FusedOperations, is_plain=False)
     return Backing(name=f"fused ({choice})", operations=partial(FusedOperations, choose=forced(choice)), is_plain=False)
@@ -97,3 +111,15 @@ def _check_places(model: Model, placement: Placement) -> None:
     assert isinstance(model, nn.Module)
     check_products(model, placement.dtype, placement.device)
     check_attention(model.attention_specs, placement.device)
+
+
+def _check_widths(model: Model, placement: Placement) -> None:
+    """The one kernel of that mode reads rows of whole 16 bytes."""
+    assert isinstance(model, nn.Module)
+    for name, module in model.named_modules():
+        if isinstance(module, Linear) and module.in_features * placement.dtype.itemsize % 16:
+            raise ConfigError(
+                f"batch_invariant=True cannot multiply by {name} [{module.out_features}, {module.in_features}]: its "
+                "rows are no multiple of 16 bytes",
+                hint="operations='plain' multiplies by any, slowly; or batch_invariant=False",
+            )

@@ -59,7 +59,7 @@ class FusedOperations:
                 inside = Norm(weight=norm.weight, epsilon=norm.epsilon)
                 return gemv(hidden.residual, linear.weight, norm=inside, bias=linear.bias)
             return gemv(hidden.normed(norm), linear.weight, bias=linear.bias)
-        return few_rows_gemm(hidden.normed(norm), linear.weight)
+        return _biased(few_rows_gemm(hidden.normed(norm), linear.weight), linear)
 
     def attend(
         self,
@@ -77,12 +77,15 @@ class FusedOperations:
             return ResidualStream(hidden.residual, linear(x))
         if choice.product == "one_pass":
             return ResidualStream(gemv(x, linear.weight, bias=linear.bias, residual=hidden.residual))
-        return ResidualStream(hidden.residual, few_rows_gemm(x, linear.weight, splits=choice.planes))
+        planes = few_rows_gemm(x, linear.weight, splits=choice.planes, summed=choice.summed)
+        return ResidualStream(hidden.residual, _biased(planes, linear))
 
     def norm_mlp_add(self, hidden: ResidualStream, norm: RMSNorm, mlp: GatedMLP) -> ResidualStream:
         choice = self._choice(mlp.gate_up, hidden.residual, "swiglu")
         if choice is None or not isinstance(mlp.gate_up, Linear):
             gated = silu_multiply(mlp.gate_up(hidden.normed(norm)))
+        elif choice.product == "few_rows" and mlp.gate_up.bias is not None:
+            gated = silu_multiply(_biased(few_rows_gemm(hidden.normed(norm), mlp.gate_up.weight), mlp.gate_up))
         elif choice.product == "few_rows":
             gated = few_rows_gemm(hidden.normed(norm), mlp.gate_up.weight, swiglu=True)
         else:
@@ -116,3 +119,8 @@ class FusedOperations:
         )
         choice = self._choose(shape)
         return None if choice.product == "library" else choice
+
+
+def _biased(product: Float[Tensor, "*planes T_total out"], linear: Linear) -> Float[Tensor, "*planes T_total out"]:
+    """A product with the bias that its kernel knows nothing of; of planes there is one, where there is a bias."""
+    return product if linear.bias is None else product + linear.bias

@@ -5,7 +5,7 @@ leave its sum in planes that the next norm adds up; `library` is torch's own pro
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -16,6 +16,7 @@ Product = Literal["one_pass", "few_rows", "library"]
 Use = Literal["plain", "swiglu", "added"]
 
 PRODUCTS: tuple[Product, ...] = ("one_pass", "few_rows", "library")
+MOST_SPLIT_ROWS = 64  # beyond, a product has programs enough without cutting its sums
 MOST_FEW_ROWS = 96  # `few_rows` wins at 64 rows and the library at 256; where between them was not measured
 
 
@@ -39,10 +40,14 @@ class ProductShape:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelChoice:
-    """planes: float32 planes that `few_rows` leaves to the next norm, for a product that is added; else None."""
+    """planes: float32 planes that `few_rows` leaves to the next norm, for a product that is added; else None.
+
+    summed: it leaves their sum, as one plane.
+    """
 
     product: Product
     planes: int | None = None
+    summed: bool = False
 
 
 Choose = Callable[[ProductShape], KernelChoice]
@@ -82,6 +87,16 @@ def forced(product: str) -> Choose:
         return _few_rows(shape) if wanted == "few_rows" else KernelChoice(product=wanted)
 
     return always
+
+
+def batch_invariant(shape: ProductShape) -> KernelChoice:
+    """One kernel for any number of rows, its sums cut by the matrix alone: a row's bits do not depend on the others.
+
+    Where there are many rows the parts of a sum need no programs of their own; they are added in the same order.
+    """
+    few = _few_rows(shape)
+    # A bias comes to the whole sum, or its bits would show in how many parts there are.
+    return replace(few, summed=few.planes is not None and (shape.rows > MOST_SPLIT_ROWS or shape.has_bias))
 
 
 def _is_library_size(shape: ProductShape) -> bool:

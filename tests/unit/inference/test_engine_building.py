@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from weft.attention import find_backend
 from weft.config import ExecutionConfig, ModelConfig
 from weft.errors import ConfigError
 from weft.inference import startup
+from weft.inference.backing import back
 from weft.inference.device_state import DeviceState
 from weft.inference.engine import Engine
 from weft.inference.placement import place
@@ -52,6 +54,11 @@ Build = Callable[..., Engine]
             r"kernel_choice='few_rows' has no effect on operations='auto' on cpu",
             "operations='fused'",
         ),
+        (
+            {"batch_invariant": True, "kernel_choice": "few_rows"},
+            "kernel_choice='few_rows' and batch_invariant=True choose each in their own way",
+            "batch_invariant=False",
+        ),
         ({"device": "cuda:99"}, r"device='cuda:99' but torch sees \d+ CUDA devices", "cpu"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
@@ -69,6 +76,7 @@ def test_an_engine_that_cannot_be_built_says_why_and_what_would_work(
     [
         ({"dtype": "bf16"}, "operations='fused' with dtype='bfloat16': .*wrongly", "float32"),
         ({"kernel_choice": "one_pass"}, "kernel_choice='one_pass' has no effect on prepacked", "cpu_linear='plain'"),
+        ({"batch_invariant": True}, "batch_invariant=True with fused operations multiplies by plain", "'plain'"),
     ],
     ids=str,
 )
@@ -95,12 +103,45 @@ def test_a_forced_kernel_is_what_operations_are_made_with(choice: str, monkeypat
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr("weft.kernels._jit.HAS_TRITON", True)
     asked: list[str] = []
-    monkeypatch.setattr("weft.inference.startup.forced", _noted(asked))
-    monkeypatch.setattr("weft.inference.startup.FusedOperations", lambda _attend, choose: choose)
+    monkeypatch.setattr("weft.inference.backing.forced", _noted(asked))
+    monkeypatch.setattr("weft.inference.backing.FusedOperations", lambda _attend, choose: choose)
     execution = ExecutionConfig(operations="fused", kernel_choice=choice)
     placement = place(ModelConfig(model="m", device="cpu", cpu_linear="plain"), None)
-    name, operations = startup._operations(execution, placement)
-    assert (name, asked, operations(lambda *_: None)) == (f"fused ({choice})", [choice], choice)
+    backing = back(execution, placement)
+    assert (backing.name, asked, backing.operations(lambda *_: None)) == (f"fused ({choice})", [choice], choice)
+
+
+def test_a_machine_that_cannot_keep_batch_invariance_says_so_at_start(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "batch-invariant plain operations" in build(batch_invariant=True).description
+
+    def by_place(linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, linear.weight, linear.bias) * torch.arange(1, len(x) + 1)[:, None]
+
+    monkeypatch.setattr(Linear, "forward", by_place)
+    build(cpu_linear="plain")
+    with pytest.raises(ConfigError, match="batch_invariant=True cannot be kept on this machine") as caught:
+        build(cpu_linear="plain", batch_invariant=True)
+    assert "batch_invariant=False" in str(caught.value.hint)
+
+
+def test_a_backend_whose_sums_have_no_fixed_order_serves_unless_it_is_asked_for(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Foreign:
+        def __init__(self) -> None:
+            self.name = "foreign"
+
+        def __getattr__(self, name: str) -> object:
+            if name == "in_fixed_order":
+                raise AttributeError(name)
+            return getattr(find_backend("paged_gather"), name)
+
+    monkeypatch.setattr("weft.inference.backing.find_backend", lambda _name: Foreign())
+    assert "attention foreign" in build(attention_backend="foreign").description
+    with pytest.raises(ConfigError, match="'foreign': 'its sums have no fixed order, which batch_invariant=True asks"):
+        build(attention_backend="foreign", batch_invariant=True)
 
 
 def test_fused_operations_where_no_kernel_runs_are_an_error(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

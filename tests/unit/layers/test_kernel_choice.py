@@ -1,10 +1,12 @@
 """Which kernel multiplies: what an H200 showed, and that a row's planes never depend on the batch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from weft.kernels import few_rows_gemm
-from weft.layers.kernel_choice import MOST_FEW_ROWS, ProductShape, Use, choose
+from weft.layers.kernel_choice import MOST_FEW_ROWS, ProductShape, Use, batch_invariant, choose
 
 MATRICES: dict[str, tuple[int, int, Use]] = {
     "qkv": (3072, 2048, "plain"),
@@ -54,3 +56,16 @@ def test_planes_of_a_matrix_are_as_many_for_every_batch(name: str) -> None:
 def test_programs_of_a_split_product_find_a_multiprocessor_each(outer: int, inner: int) -> None:
     """Tiles of 64 rows of weights and 64 of x fill one; on 132 of them a second round would double the time."""
     assert -(-outer // 64) * few_rows_gemm.splits_of(outer, inner) <= 132
+
+
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_batch_invariant_sum_is_cut_by_the_matrix_alone(name: str, dtype: torch.dtype, has_bias: bool) -> None:
+    rows = (1, 2, 8, 17, 64, 65, 95, 96, 97, 256, 2048)
+    chosen = [batch_invariant(replace(shape_of(name, count, dtype), has_bias=has_bias)) for count in rows]
+    assert {choice.product for choice in chosen} == {"few_rows"}
+    expected = few_rows_gemm.splits_of(*MATRICES[name][:2]) if MATRICES[name][2] == "added" else None
+    assert {choice.planes for choice in chosen} == {expected}
+    # Planes and their sum are the same bits; with a bias there must be one plane, for it to be added to the whole.
+    assert [choice.summed for choice in chosen] == [expected is not None and (has_bias or count > 64) for count in rows]

@@ -1,0 +1,122 @@
+"""Faults of batch invariance: what else a step holds, or how a sequence was cut, shows in the last bits."""
+
+from functools import partial
+
+from weft.testing.planted.fault import Fault
+
+_ENGINES = "tests/equivalence/test_batch_invariance.py"
+_CROWD = f"{_ENGINES}::test_a_request_says_among_others_what_it_says_alone"
+_WAYS = f"{_ENGINES}::test_neither_chunks_nor_blocks_nor_a_cached_prefix_show"
+_OPERATIONS = "tests/unit/layers/test_fixed_order.py"
+_ATTENTION = "tests/unit/attention/test_fixed_order.py"
+_BUILDING = "tests/unit/inference/test_engine_building.py"
+_operations = partial(Fault, file="weft/layers/fixed_order.py", tier="tests/unit")
+_attention = partial(Fault, file="weft/attention/fixed_order.py", tier="tests/unit")
+_backing = partial(Fault, file="weft/inference/backing.py", tier="tests/unit")
+_choice = partial(Fault, file="weft/layers/kernel_choice.py", tier="tests/unit")
+_packed = partial(Fault, file="weft/attention/packed.py", tier="tests/unit")
+
+FAULTS = (
+    _operations(
+        name="the last block is as short as the batch",
+        old="filled = functional.pad(x, (0, 0, 0, -count % ROWS))",
+        new="filled = x",
+        why="One row is multiplied by another kernel of the library than eight.",
+        tier="tests/equivalence",
+        killers=(f"{_CROWD}[cpu-float32-plain-contiguous-mistral-2]",),
+    ),
+    _operations(
+        name="a block has one tail of silu for all its rows",
+        old="torch.stack([functional.silu(row) for row in gate])",
+        new="functional.silu(gate.contiguous())",
+        why="torch's vectorised exp and its scalar tail differ in the last bit.",
+        killers=(f"{_OPERATIONS}::test_of_silu_not_even_the_last_columns_depend_on_the_rows_place",),
+    ),
+    _operations(
+        name="the head multiplies as many rows as there are",
+        old="return self.norm_linear(hidden[rows], norm, head).float()",
+        new="return head(rms_norm(hidden[rows], norm)).float()",
+        why="A batch shows in the logits alone.",
+        killers=(f"{_OPERATIONS}::test_every_product_sees_eight_rows_and_a_rows_place_shows_nowhere[33-logits]",),
+    ),
+    _operations(
+        name="a product in which a row's place shows is let through",
+        old="if not torch.equal(found, found[:1].expand_as(found)):",
+        new="if not torch.allclose(found, found[:1].expand_as(found)):",
+        why="What the mode promises would hang on the machine.",
+        killers=(f"{_OPERATIONS}::test_a_product_in_which_a_rows_place_shows_is_refused_before_anyone_is_served",),
+    ),
+    _attention(
+        name="tiles of keys begin where a window does",
+        old="front = first_key % TILE",
+        new="front = 0",
+        why="SGLang's and vLLM's rule: tiles lie at absolute positions, or chunks show.",
+        killers=(f"{_ATTENTION}::test_a_querys_bits_are_those_of_its_sequence_however_it_is_cut[50-2-2]",),
+    ),
+    _attention(
+        name="queries come as many as a chunk has",
+        old="blocks = functional.pad(query.float(), (0, 0, 0, 0, 0, -count % ROWS)).split(ROWS)",
+        new="blocks = functional.pad(query.float(), (0, 0, 0, 0, 0, -count % 2)).split(ROWS)",
+        why="A decode's product is of another shape than a prompt's.",
+        killers=(f"{_ATTENTION}::test_a_querys_bits_are_those_of_its_sequence_however_it_is_cut[None-2-2]",),
+    ),
+    _attention(
+        name="the values meet all weights at once",
+        old="total = total + part @ tile",
+        new="total = torch.cat(weights, -1) @ torch.cat(of_values[:used], 1)",
+        why="How the library cuts a longer sum depends on its length.",
+        killers=(f"{_ATTENTION}::test_a_querys_bits_are_those_of_its_sequence_however_it_is_cut[None-2-2]",),
+    ),
+    _attention(
+        name="a key before the window's first is seen",
+        old="shown = (places[: used * TILE] <= asking) & (places[: used * TILE] >= first_key)",
+        new="shown = places[: used * TILE] <= asking",
+        why="The zeros that fill a tile would take part of the softmax.",
+        killers=(f"{_ATTENTION}::test_a_querys_bits_are_those_of_its_sequence_however_it_is_cut[50-2-2]",),
+    ),
+    _attention(
+        name="a machine on which attention depends on places is let through",
+        old="            and torch.equal(weights, among)\n",
+        new="",
+        why="What the mode promises would hang on the machine.",
+        killers=(f"{_ATTENTION}::test_a_machine_on_which_a_rows_place_shows_is_refused",),
+    ),
+    _backing(
+        name="attention keeps the order it had",
+        old="                return backend.in_fixed_order()\n",
+        new="                return backend\n",
+        why="The switch reaches the products alone.",
+        tier="tests/equivalence",
+        killers=(f"{_WAYS}[cpu-float32-biases-{{'max_chunk_tokens': 63}}]",),
+    ),
+    _backing(
+        name="products keep the order they had",
+        old="operations=FixedOrderOperations,",
+        new="operations=PlainOperations,",
+        why="The switch reaches attention alone.",
+        tier="tests/equivalence",
+        killers=(f"{_CROWD}[cpu-float32-plain-contiguous-mistral-2]",),
+    ),
+    _backing(
+        name="places are never looked at",
+        old="            check=_check_places,\n",
+        new="",
+        why="A machine that cannot keep the promise would serve.",
+        killers=(f"{_BUILDING}::test_a_machine_that_cannot_keep_batch_invariance_says_so_at_start",),
+    ),
+    _choice(
+        name="a sum is cut by the batch",
+        old="summed=few.planes is not None and (shape.rows > MOST_SPLIT_ROWS or shape.has_bias))",
+        new="planes=1 if shape.rows > MOST_SPLIT_ROWS else few.planes)",
+        why="gpu.md 4e: the factor of a split must not follow the rows.",
+        killers=("tests/unit/layers/test_kernel_choice.py::test_a_batch_invariant_sum_is_cut_by_the_matrix_alone",),
+    ),
+    _packed(
+        name="a sequence is named by its end",
+        old="key, value = (part[span.first : span.last].transpose(0, 1)[None] for part in self._written[1:])",
+        new="key, value = (part[: span.last].transpose(0, 1)[None][:, :, -span.end :] for part in self._written[1:])",
+        why="Two names of one slice: the last `end` of the first `last` keys are those from `first` on.",
+        killers=(f"{_ATTENTION}::test_gradients_through_packed_sequences_are_those_of_plain_attention",),
+        expect="survives",
+    ),
+)

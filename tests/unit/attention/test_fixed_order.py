@@ -1,0 +1,91 @@
+"""Attention in fixed order: the formula, the same bits however a sequence is cut, and gradients through packed ones."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.unit.attention.test_sdpa import naive, random_inputs, spec
+from weft.attention import fixed_order
+from weft.attention.fixed_order import TILE, attend, check_places
+from weft.attention.interface import AttentionSpec
+from weft.attention.packed import packed
+from weft.errors import ConfigError
+from weft.layers.heads import HeadTransform
+from weft.layers.rope import RopeConfig, RotaryTable
+
+CPU = torch.device("cpu")
+GROUPS = [(2, 2), (6, 2), (8, 1)]
+
+
+def attended(inputs: tuple[Tensor, Tensor, Tensor], attention: AttentionSpec, first_key: int = 0) -> Tensor:
+    query, keys, values = (part[0] for part in inputs)
+    return attend(query.transpose(0, 1), keys, values, attention, first_key=first_key)
+
+
+@pytest.mark.parametrize(("num_queries", "num_keys"), [(1, 1), (1, 300), (9, 9), (8, 129), (40, 257)])
+@pytest.mark.parametrize("window", [None, 3, 140])
+@pytest.mark.parametrize(("num_query_heads", "num_kv_heads"), GROUPS)
+def test_it_equals_the_formula_in_float64(
+    num_query_heads: int, num_kv_heads: int, window: int | None, num_queries: int, num_keys: int
+) -> None:
+    attention = spec(num_query_heads, num_kv_heads, window)
+    inputs = random_inputs(num_queries, num_keys, attention)
+    found = attended(inputs, attention).transpose(0, 1)[None]
+    torch.testing.assert_close(found.double(), naive(*inputs, attention), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 1, 50, 200])
+@pytest.mark.parametrize(("num_query_heads", "num_kv_heads"), GROUPS)
+def test_a_querys_bits_are_those_of_its_sequence_however_it_is_cut(
+    num_query_heads: int, num_kv_heads: int, window: int | None
+) -> None:
+    attention = spec(num_query_heads, num_kv_heads, window)
+    length = 2 * TILE + 20
+    query, keys, values = (part[0] for part in random_inputs(length, length, attention))
+    query = query.transpose(0, 1)
+    whole = attend(query, keys, values, attention)
+    for count, end in [(1, end) for end in range(1, length, 7)] + [(7, 130), (8, TILE), (63, 200), (TILE, 2 * TILE)]:
+        first = 0 if window is None else max(0, end - count + 1 - window)
+        part = attend(query[end - count : end], keys[:, first:end], values[:, first:end], attention, first_key=first)
+        assert torch.equal(part, whole[end - count : end]), (count, end)
+
+
+def test_gradients_through_packed_sequences_are_those_of_plain_attention() -> None:
+    rotary = RotaryTable(RopeConfig.of({"max_position_embeddings": 64}, 8), 64, dtype=torch.float32, device=CPU)
+    heads = HeadTransform(4, 2, 8, rotary)
+    specs, lengths = [spec(4, 2, None)] * 2, [5, 1, 30]
+    positions = torch.cat([torch.arange(length) for length in lengths])
+
+    def gradient(*, in_order: bool) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        qkv = torch.randn(sum(lengths), 64, generator=generator, requires_grad=True)
+        attend = packed(specs, lengths, fixed_order=in_order)
+        first = attend(0, qkv, positions, heads)
+        (attend(1, torch.cat([first, qkv[:, 32:]], dim=1), positions, heads) ** 2).sum().backward()
+        assert qkv.grad is not None
+        return qkv.grad
+
+    found, expected = gradient(in_order=True), gradient(in_order=False)
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)  # two orders of float32 sums, through two layers
+
+
+def test_a_layer_reads_what_it_wrote_itself() -> None:
+    rotary = RotaryTable(RopeConfig.of({"max_position_embeddings": 64}, 8), 64, dtype=torch.float32, device=CPU)
+    store = packed([spec(4, 2, None)] * 2, [3])
+    store(0, torch.ones(3, 64), torch.arange(3), HeadTransform(4, 2, 8, rotary))
+    with pytest.raises(AssertionError, match="layer 1 reads what layer 0 wrote"):
+        next(iter(store._store.read(1, None)))  # type: ignore[attr-defined]
+
+
+def test_a_machine_on_which_a_rows_place_shows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = [spec(6, 2, None), spec(6, 2, 5)]
+    check_places(specs, CPU)
+    softmax = Tensor.softmax
+
+    def by_width(scores: Tensor, dim: int) -> Tensor:
+        return softmax(scores, dim) * (1 + 1e-6 * (scores.shape[-1] > TILE))
+
+    monkeypatch.setattr(fixed_order.torch.Tensor, "softmax", by_width)
+    with pytest.raises(ConfigError, match="cannot be kept on this machine: attention of 6 heads"):
+        check_places(specs, CPU)
