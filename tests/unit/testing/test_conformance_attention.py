@@ -294,3 +294,15 @@ def test_one_that_refuses_everything_is_not_acquitted() -> None:
 
     with pytest.raises(ConformanceError, match="says '', no reason"):
         run_attention_conformance(Nothing())
+
+
+def test_a_good_reason_to_refuse_everything_is_no_acquittal_either() -> None:
+    """A backend for GPUs, say: nothing of it was seen, and a test of it must not be green."""
+
+    class Elsewhere(ByTheFormula):
+        def supports(self, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> str | None:
+            return f"not on {device}"
+
+    with pytest.raises(ConformanceError, match="0 holds, 0 broken, 14 not judged") as caught:
+        run_attention_conformance(Elsewhere())
+    assert {*caught.value.report.not_judged.values()} == {"it refuses the plainest layer too: not on cpu", "not on cpu"}

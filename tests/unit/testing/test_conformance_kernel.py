@@ -109,6 +109,37 @@ def test_a_faulty_one_is_convicted_by_its_law_and_the_case_is_shown(law: str, fa
     assert broken[law].startswith("given ")
 
 
+def roots(x: Tensor) -> Tensor:
+    return x.sqrt()
+
+
+def reciprocals(x: Tensor) -> Tensor:
+    return x.reciprocal()
+
+
+@pytest.mark.parametrize("kernel", [roots, reciprocals])
+def test_where_the_reference_is_not_finite_a_sound_one_need_not_be(kernel: Any) -> None:
+    """NaN of what is below 0, and infinity of the zeros that a row is filled with but for its end."""
+    op = KernelOp(kernel=kernel, reference=kernel, inputs=one_argument, shapes=[(70, 80), (1, 1), (0, 8)], rows=(0,))
+    assert not run_kernel_conformance(op).not_judged
+
+    def finite(x: Tensor) -> Tensor:
+        return kernel(x).nan_to_num(0.0, 0.0, 0.0)
+
+    with pytest.raises(ConformanceError, match="values that are not finite are not its"):
+        run_kernel_conformance(replace(op, kernel=finite))
+
+    def infinite(x: Tensor) -> Tensor:
+        return torch.where(x.abs() < 2, kernel(x), torch.inf)
+
+    with pytest.raises(ConformanceError, match="not all of it is finite where the reference is"):
+        run_kernel_conformance(replace(op, kernel=infinite))
+
+
+def one_argument(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> tuple[Any, ...]:
+    return (torch.randn(shape, generator=generator).to(dtype),)
+
+
 def test_a_refused_layout_is_no_fault_and_what_cannot_be_judged_is_said() -> None:
     def dense_alone(x: Tensor, factors: Tensor) -> Tensor:
         if not x.is_contiguous():

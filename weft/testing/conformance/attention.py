@@ -65,6 +65,8 @@ def what_it_cannot_serve_it_refuses_with_a_reason(backend: Any) -> str:
         reason = backend.supports(spec, torch.float32, CPU)
         assert reason is None or (isinstance(reason, str) and reason), f"given {spec}: says {reason!r}, no reason"
         reasons += [reason] if reason else []
+        if spec is PLAIN and reason:
+            raise NotJudged(f"it refuses the plainest layer too: {reason}")
     return "refuses nothing" if not reasons else "; ".join(reasons)
 
 
