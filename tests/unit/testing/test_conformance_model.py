@@ -18,6 +18,7 @@ from weft.models.family import Family
 from weft.models.llama import FAMILY as LLAMA
 from weft.models.llama import Llama, LlamaConfig
 from weft.testing import run_model_conformance
+from weft.testing.conformance.model import _Judged
 from weft.testing.conformance.suite import ConformanceError
 from weft.testing.finding import Outcome
 
@@ -104,6 +105,28 @@ class OneEpsilon(LlamaConfig):
         return super().fields_of(config) | {"rms_norm_eps": 1e-6}
 
 
+def any_activation(config: Mapping[str, Any]) -> LlamaConfig:
+    """What stands in `hidden_act` is not looked at."""
+    return LlamaConfig.read(dict(config) | {"hidden_act": "silu"})
+
+
+class TwoRopes(LlamaConfig):
+    """Types of rotation that it does not know are taken for the plain one."""
+
+    unknown = ("linear", "yarn")
+
+    @classmethod
+    def fields_of(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        rope = config["rope_parameters"]
+        known = rope["rope_type"] not in cls.unknown
+        plain = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+        return super().fields_of(dict(config) | {"rope_parameters": rope if known else plain})
+
+
+class OneRopeMore(TwoRopes):
+    unknown = ("yarn",)
+
+
 class Silent(LlamaConfig):
     """A model of the usual size where its config does not say."""
 
@@ -116,6 +139,9 @@ EQUAL = "logits equal huggingface for every field that changes them"
 FAULTS = {
     "biases": (EQUAL, replace(LLAMA, build=WithoutBias)),
     "epsilon": (EQUAL, replace(LLAMA, read_config=OneEpsilon.read)),
+    "activation": (EQUAL, replace(LLAMA, read_config=any_activation)),
+    "linear rope": (EQUAL, replace(LLAMA, read_config=TwoRopes.read)),
+    "yarn rope": (EQUAL, replace(LLAMA, read_config=OneRopeMore.read)),
     "rounded": (EQUAL, replace(LLAMA, build=RoundsLogits)),
     "loading": ("every tensor of a checkpoint has its place", replace(LLAMA, build=TakesWhatComes)),
     "positions": ("chunks never change logits", replace(LLAMA, build=PositionsOfTheStep)),
@@ -128,7 +154,7 @@ def test_a_foreign_one_is_acquitted_of_all_that_its_config_can_say() -> None:
     report = run_model_conformance(QWEN2)
     assert not report.not_judged
     refused = "windows above a layer .*: use_sliding_window=True is not supported"
-    assert re.search(f"refused, so not judged: {refused}", report.laws(Outcome.HOLDS)[EQUAL])
+    assert re.search(f"refused, so not judged: .*{refused}", report.laws(Outcome.HOLDS)[EQUAL])
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -139,6 +165,18 @@ def test_a_faulty_one_is_convicted_by_its_law_and_the_config_is_shown(name: str)
     broken = caught.value.report.laws(Outcome.BROKEN)
     assert law in broken
     assert broken[law].startswith("given ")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "names"),
+    [
+        ("granite", {"multiplier of scores", "multiplier of embeddings", "multiplier of residuals", "scale of logits"}),
+        ("gemma2", {"gated activation", "cap on scores", "cap on logits", "scale of scores"}),
+    ],
+)
+def test_what_a_type_alone_has_changes_its_logits_and_so_is_judged(model_type: str, names: set[str]) -> None:
+    judged = _Judged(replace(LLAMA, model_type=model_type), {})
+    assert names <= {name.partition(" {")[0] for name, _ in judged.variants()}
 
 
 def test_a_type_that_huggingface_does_not_know_is_not_acquitted() -> None:

@@ -37,6 +37,7 @@ _TINY: dict[str, Any] = {
 }
 _NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 # What configs of decoders say that changes numerics, away from the usual value. A family has those that its own config
 # class at HuggingFace has; a value that changes none of HuggingFace's logits shows nothing and is passed over.
 _VARIANTS: dict[str, dict[str, Any]] = {
@@ -47,11 +48,22 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "tied head": {"tie_word_embeddings": True},
     "attention bias": {"attention_bias": True},
     "MLP bias": {"mlp_bias": True},
+    "activation": {"hidden_act": "gelu"},
     "theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
+    "linear rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+    "yarn rope": {"rope_parameters": _YARN},
     "rope scaling": {"rope_parameters": _LLAMA3 | {"original_max_position_embeddings": 32}},
     "window": {"sliding_window": 4},
     "windows above a layer": {"sliding_window": 3, "use_sliding_window": True, "max_window_layers": 1},
     "a window that is not used": {"sliding_window": 3, "use_sliding_window": False},
+    "gated activation": {"hidden_activation": "relu"},
+    "cap on scores": {"attn_logit_softcapping": 0.5},
+    "cap on logits": {"final_logit_softcapping": 0.5},
+    "scale of scores": {"query_pre_attn_scalar": 64},
+    "multiplier of scores": {"attention_multiplier": 0.5},
+    "multiplier of embeddings": {"embedding_multiplier": 2.0},
+    "multiplier of residuals": {"residual_multiplier": 0.5},
+    "scale of logits": {"logits_scaling": 2.0},
 }
 
 
