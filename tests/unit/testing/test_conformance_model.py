@@ -171,7 +171,8 @@ def test_a_faulty_one_is_convicted_by_its_law_and_the_config_is_shown(name: str)
     ("model_type", "names"),
     [
         ("granite", {"multiplier of scores", "multiplier of embeddings", "multiplier of residuals", "scale of logits"}),
-        ("gemma2", {"gated activation", "cap on scores", "cap on logits", "scale of scores"}),
+        # Its cap on scores is passed over by SDPA of transformers 5.17, and so by the suite there.
+        ("gemma2", {"gated activation", "cap on logits", "scale of scores"}),
     ],
 )
 def test_what_a_type_alone_has_changes_its_logits_and_so_is_judged(model_type: str, names: set[str]) -> None:

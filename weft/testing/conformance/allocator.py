@@ -6,7 +6,16 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from weft.testing.conformance.suite import ConformanceReport, concluded, given, must, require_hypothesis, said, try_law
+from weft.testing.conformance.suite import (
+    ConformanceReport,
+    concluded,
+    given,
+    must,
+    require,
+    require_hypothesis,
+    said,
+    try_law,
+)
 from weft.testing.finding import Finding, NotJudged, Outcome
 
 if TYPE_CHECKING:
@@ -28,6 +37,7 @@ def run_allocator_conformance(
     Returns: every law with its outcome. Raises: ConformanceError, an AssertionError that names each broken law and the
     calls that broke it; ConfigError without Hypothesis.
     """
+    require(allocator, callable(allocator), "a class of allocators, or a function that makes one")
     require_hypothesis("an allocator")
     laws = (what_is_free_cannot_be_shared, an_eviction_costs_the_same_however_many_went_before)
     findings = [*_by_machine(allocator, settings), *(try_law(law, allocator) for law in laws)]

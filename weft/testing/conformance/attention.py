@@ -18,7 +18,7 @@ from weft.testing.conformance.attention_steps import (
     Step,
     geometry_of,
 )
-from weft.testing.conformance.suite import ConformanceReport, given, try_laws
+from weft.testing.conformance.suite import ConformanceReport, given, require, try_laws
 from weft.testing.finding import NotJudged
 
 # In float32 against float64, of values of the order of 1. Backends of weft are off by 2e-6 at most on these cases: sums
@@ -46,6 +46,8 @@ def run_attention_conformance(backend: AttentionBackend | Callable[[], Attention
     layer, the chunks or the step that broke it.
     """
     made: Any = backend() if callable(backend) else backend
+    methods = [name for name in _public(AttentionBackend) if callable(getattr(made, name, None))]
+    require(made, bool(methods), "an AttentionBackend, or what makes one")
     name = getattr(made, "name", type(made).__name__)
     with torch.inference_mode():
         return try_laws("attention backend", str(name), made, LAWS)

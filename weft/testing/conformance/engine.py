@@ -8,9 +8,9 @@ from random import Random
 import torch
 
 from weft.models.checkpoint.source import open_checkpoint
-from weft.testing.conformance.suite import ConformanceReport, concluded
+from weft.testing.conformance.suite import ConformanceReport, concluded, require
 from weft.testing.engines import open_engine
-from weft.testing.engines.interface import EngineFactory, ModelUnderTest
+from weft.testing.engines.interface import EngineFactory, ModelUnderTest, checked
 from weft.testing.laws import LAWS, judge
 from weft.testing.oracle import Oracle
 from weft.testing.reference import Reference, Remembered
@@ -39,6 +39,7 @@ def run_engine_conformance(
     Returns: every law with its outcome, what the engine lacks being a reason not to judge. Raises: ConformanceError, an
     AssertionError that names each broken law, the prompt and the step; ConfigError if there is no such engine.
     """
+    require(engine, callable(engine) or isinstance(engine, str), "a factory of engines, or the name of one")
     name = engine if isinstance(engine, str) else getattr(engine, "__name__", repr(engine))
     with tempfile.TemporaryDirectory() as folder:
         model = _tiny_model(Path(folder)) if model is None else model
@@ -48,7 +49,7 @@ def run_engine_conformance(
             prompts = [tuple(random.randrange(size) for _ in range(length)) for length in _LENGTHS]
         if reference is None:
             reference = Oracle(model.checkpoint.tokenizer, dtype=model.dtype, device=model.device)
-        opened = open_engine(engine, model) if isinstance(engine, str) else engine(model, None)
+        opened = open_engine(engine, model) if isinstance(engine, str) else checked(engine(model, None))
         try:
             trial = Trial(
                 engine=opened,

@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.errors import ConfigError, KernelError
 from weft.testing.conformance.accuracy import MOST, POOL, RMS, assert_by_the_rule
 from weft.testing.conformance.guards import Guarded, strided
-from weft.testing.conformance.suite import ConformanceReport, given, try_laws
+from weft.testing.conformance.suite import ConformanceReport, given, require, try_laws
 from weft.testing.finding import NotJudged
 
 Inputs = tuple[Any, ...]
@@ -52,6 +52,7 @@ def run_kernel_conformance(op: KernelOp) -> ConformanceReport:
     Returns: every law with its outcome. Raises: ConformanceError, an AssertionError that names each broken law and the
     shape and dtype that broke it.
     """
+    require(op, isinstance(op, KernelOp), "a KernelOp, which holds the kernel, its reference and its inputs")
     name = op.name or getattr(op.kernel, "__name__", repr(op.kernel))
     with torch.no_grad():
         return try_laws("kernel", name, op, LAWS)

@@ -17,7 +17,7 @@ from weft.errors import CheckpointError, TensorError, UnsupportedCheckpointError
 from weft.layers.operations import PlainOperations
 from weft.layers.weights import poison
 from weft.models.family import Family, Model, ModelConfig
-from weft.testing.conformance.suite import ConformanceReport, given, must, try_laws
+from weft.testing.conformance.suite import ConformanceReport, given, must, require, try_laws
 from weft.testing.exactness import LOGIT_TOLERANCE
 from weft.testing.finding import NotJudged
 
@@ -110,6 +110,7 @@ def run_model_conformance(family: Family, *, bitwise: bool = False, **config: An
     Returns: every law with its outcome. Raises: ConformanceError, an AssertionError that names each broken law and the
     config that broke it.
     """
+    require(family, isinstance(family, Family), "a weft.models.family.Family")
     tolerance = 0.0 if bitwise else LOGIT_TOLERANCE
 
     def logits_equal_huggingface_for_every_field_that_changes_them(judged: _Judged) -> str:

@@ -9,7 +9,7 @@ from weft.inference.policies.interface import Policy
 from weft.inference.request import Request
 from weft.testing.conformance import policy_worlds as worlds
 from weft.testing.conformance.desk import Desk
-from weft.testing.conformance.suite import ConformanceReport, try_laws
+from weft.testing.conformance.suite import ConformanceReport, require, try_laws
 
 # Of requests that could not be less urgent, the least urgent of weft's policies lets one wait for 60 s and those who
 # came in these, two a second, before it.
@@ -40,6 +40,7 @@ def run_policy_conformance(policy: type[Policy], *, patience_s: float = PATIENCE
     Returns: every law with its outcome. Raises: ConformanceError, an AssertionError that names each broken law and the
     requests that it was broken with.
     """
+    require(policy, isinstance(policy, type), "a class of policies")
     return try_laws("policy", policy.__name__, _Judged(policy, patience_s), LAWS)
 
 

@@ -8,9 +8,11 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from traceback import extract_tb
 from typing import TypeVar
 
-from weft.errors import ConfigError
+from weft.errors import ConfigError, shown
 from weft.testing.finding import Finding, NotJudged, Outcome, name_of
 
 _LOGGER = logging.getLogger(__name__)
@@ -80,6 +82,12 @@ def concluded(kind: str, name: str, findings: Sequence[Finding]) -> ConformanceR
     return report
 
 
+def require(subject: object, fits: bool, takes: str) -> None:
+    """Raises: ConfigError that says what the suite takes, if the subject is nothing of the kind."""
+    if not fits:
+        raise ConfigError(f"{shown(subject)} cannot be judged", hint=f"the suite takes {takes}; docs/conformance.md")
+
+
 @contextmanager
 def given(words: str) -> Iterator[None]:
     """Whatever fails inside was given this: an AssertionError that begins with the words, whatever it was before."""
@@ -108,8 +116,14 @@ def said(error: BaseException) -> str:
     """
     words = str(error)
     if not isinstance(error, AssertionError):
-        words = f"fails by {type(error).__name__}: {words}"
+        words = f"fails by {type(error).__name__}: {words}{_place(error)}"
     return "\n".join((words or "an assertion without words", *getattr(error, "__notes__", ())))
+
+
+def _place(error: BaseException) -> str:
+    """Where it was raised, since a report has no traceback."""
+    frames = extract_tb(error.__traceback__)
+    return f" (in {frames[-1].name}, {Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
 def require_hypothesis(kind: str) -> None:

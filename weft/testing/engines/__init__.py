@@ -50,8 +50,10 @@ def find_engine(name: str) -> "tuple[EngineFactory, str | None]":
 
 def open_engine(name: str, model: "ModelUnderTest") -> "EngineUnderTest":
     """That engine with the model loaded. Raises: ConfigError, and what the engine itself raises."""
+    from weft.testing.engines.interface import checked
+
     factory, argument = find_engine(name)
-    return factory(model, argument)
+    return checked(factory(model, argument))
 
 
 def _factory(module: ModuleType, name: str) -> "EngineFactory":

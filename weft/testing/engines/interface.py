@@ -5,12 +5,13 @@ Knows no engine and no law. What an engine lacks is no fault; what it claims and
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.errors import ConfigError, nearest
 from weft.models.checkpoint.interface import Checkpoint
 from weft.tokenizer.hub import HubTokenizer
 
@@ -118,3 +119,20 @@ class EngineFactory(Protocol):
     """Loads the model. `argument`: what followed the engine's name and a colon."""
 
     def __call__(self, model: ModelUnderTest, argument: str | None) -> EngineUnderTest: ...
+
+
+def checked(engine: Any) -> EngineUnderTest:
+    """The engine, if it is one. Raises: ConfigError that says what it has not, or lacks that is no ability."""
+    kind = type(engine).__name__
+    missing = [name for name in ("description", "lacks", "answer", "close") if not hasattr(engine, name)]
+    if missing:
+        raise ConfigError(f"{kind} is no engine: it has no {', '.join(missing)}", hint="docs/verify.md has an example")
+    if not isinstance(engine.lacks, Mapping):
+        hint = "what it lacks, each with the reason: {'seeds': 'it samples nothing'}"
+        raise ConfigError(f"{kind}.lacks is a {type(engine.lacks).__name__}, no mapping", hint=hint)
+    for name in engine.lacks:
+        if name not in get_args(Ability):
+            raise ConfigError(
+                f"{kind}.lacks names {name!r}, which is no ability", hint=nearest(name, get_args(Ability))
+            )
+    return engine
