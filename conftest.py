@@ -26,6 +26,8 @@ _CHECKED = [
 ]
 jaxtyping.install_import_hook([f"weft.{name}" for name in _CHECKED], "beartype.beartype")
 
+pytest_plugins = ["tests.nights"]
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may depend on the network
 
 # Without a GPU, kernels run in Triton's interpreter. Triton reads this when a kernel is defined, its own library's

@@ -82,11 +82,24 @@ def pytest_configure(config: pytest.Config) -> None:
         "perf: measures speed",
         "slow: takes more than half a minute",
         "engine: judges any engine, by the fixture engine_name; all that runs where --engine names one",
-        "nightly: long fuzzing and whole products; runs only where -m or a node id asks for it",
     ):
         config.addinivalue_line("markers", marker)
+    if config.getoption("--engine"):
+        _check_engines(config.getoption("--engine"))
     if _goes_elsewhere(config):
         _send_elsewhere(config)
+
+
+def _check_engines(names: list[str]) -> None:
+    """An unknown name is an error of the command line, not of each test that it would run for."""
+    from weft.errors import WeftError
+    from weft.testing.engines import check_name
+
+    try:
+        for name in names:
+            check_name(name)
+    except WeftError as error:
+        raise pytest.UsageError(f"--engine: {error}") from error
 
 
 def _goes_elsewhere(config: pytest.Config) -> bool:
@@ -113,25 +126,16 @@ def _send_elsewhere(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _leave_nights_out(config, items)
     _leave_to_engines(config, items)
     _skip_without_gpu(config, items)
 
 
-def _leave_nights_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what is marked nightly, unless `-m` speaks of it or it is named by its node id."""
-    if "nightly" in config.getoption("markexpr", ""):
-        return
-    named = {argument for argument in config.args if "::" in argument}
-    nights = [item for item in items if item.get_closest_marker("nightly") and not item.nodeid.startswith(tuple(named))]
-    if nights:
-        config.hook.pytest_deselected(items=nights)
-        items[:] = [item for item in items if item not in nights]
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `engine_name` runs for each engine that was asked for."""
-    if "engine_name" in metafunc.fixturenames:
+    """A test marked `engine` that takes `engine_name` runs for each engine that was asked for.
+
+    One that is not marked may mean anything by that name.
+    """
+    if "engine_name" in metafunc.fixturenames and metafunc.definition.get_closest_marker("engine"):
         names = metafunc.config.getoption("--engine") or _ENGINES
         metafunc.parametrize("engine_name", names, scope="module")
 

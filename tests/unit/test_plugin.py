@@ -64,28 +64,9 @@ def test_gpu_tests_run_where_there_is_one(pytester: pytest.Pytester, monkeypatch
 
 @pytest.mark.usefixtures("without_gpu")
 def test_every_marker_is_registered(pytester: pytest.Pytester) -> None:
-    names = ("gpu", "perf", "slow", "nightly", "engine")
+    names = ("gpu", "perf", "slow", "engine")
     pytester.makepyfile("import pytest\n" + "\n".join(f"@pytest.mark.{name}\ndef test_{name}(): ..." for name in names))
-    pytester.runpytest("--strict-markers").assert_outcomes(passed=3, skipped=1, deselected=1)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "passed", "deselected"),
-    [
-        ([], 1, 1),
-        (["-m", "nightly"], 1, 1),
-        (["-m", "not nightly"], 1, 1),
-        (["-m", "nightly or not nightly"], 2, 0),
-        (["test_nights.py::test_long"], 1, 0),
-        (["test_nights.py"], 1, 1),
-    ],
-    ids=str,
-)
-def test_nights_run_only_where_they_are_asked_for(
-    pytester: pytest.Pytester, arguments: list[str], passed: int, deselected: int
-) -> None:
-    pytester.makepyfile(test_nights="import pytest\n@pytest.mark.nightly\ndef test_long(): ...\ndef test_short(): ...")
-    pytester.runpytest(*arguments).assert_outcomes(passed=passed, deselected=deselected)
+    pytester.runpytest("--strict-markers").assert_outcomes(passed=3, skipped=1)
 
 
 def test_the_tiers_are_fixtures_and_keep_count_of_excuses(pytester: pytest.Pytester) -> None:
@@ -129,6 +110,22 @@ def test_a_tier_that_fails_is_a_failure_and_its_counts_are_kept(pytester: pytest
     assert '<property name="weft_values" value="2"' in (pytester.path / "out.xml").read_text()
 
 
+def test_what_another_project_calls_nightly_or_engine_name_is_its_own(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nmarkers = nightly: of this project")
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.fixture
+        def engine_name(): return "sqlite"
+
+        @pytest.mark.nightly
+        def test_at_night(engine_name): assert engine_name == "sqlite"
+        """
+    )
+    pytester.runpytest("--strict-markers").assert_outcomes(passed=1)
+
+
 ENGINE_TESTS = """
     import pytest
 
@@ -147,5 +144,22 @@ ENGINE_TESTS = """
 def test_where_an_engine_is_named_what_judges_engines_runs_for_it_alone(
     pytester: pytest.Pytester, arguments: list[str], passed: int, deselected: int
 ) -> None:
-    pytester.makepyfile(ENGINE_TESTS)
+    pytester.makepyfile(ENGINE_TESTS, mine="")
     pytester.runpytest("--strict-markers", *arguments).assert_outcomes(passed=passed, deselected=deselected)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("vlm", "ERROR: --engine: unknown engine 'vlm'\nhint: did you mean 'vllm'*"),
+        ("", "ERROR: --engine: unknown engine ''\nhint: known names: hf, *"),
+        ("./absent.py", "ERROR: --engine: there is no engine file ./absent.py"),
+    ],
+)
+def test_an_engine_that_is_none_is_an_error_of_usage_before_any_test(
+    pytester: pytest.Pytester, name: str, message: str
+) -> None:
+    pytester.makepyfile(ENGINE_TESTS)
+    result = pytester.runpytest(f"--engine={name}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(message.split("\n"))

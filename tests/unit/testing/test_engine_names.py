@@ -27,6 +27,7 @@ def test_an_engine_of_ones_own_is_a_file_or_a_module(tmp_path: Path, monkeypatch
     own.write_text("ENGINE = print")
     monkeypatch.syspath_prepend(tmp_path)
     assert find_engine(str(own)) == (print, None)
+    assert find_engine(f"{own}:8") == (print, "8")
     assert find_engine("my_engines.mine:8") == (print, "8")
 
 
@@ -34,8 +35,10 @@ def test_an_engine_of_ones_own_is_a_file_or_a_module(tmp_path: Path, monkeypatch
     ("name", "message"),
     [
         ("vlm", "did you mean 'vllm'"),
-        ("./absent.py", "no engine file absent.py"),
-        ("absent.engine", "cannot be imported"),
+        ("./absent.py", r"no engine file ./absent.py"),
+        ("./absent.py:8", r"no engine file ./absent.py"),
+        ("no such.name", "an engine of your own is a file or a module"),
+        ("absent.engine", "cannot be imported.*\nhint: it is looked for where Python looks"),
         ("json.tool", "defines no ENGINE"),
     ],
 )

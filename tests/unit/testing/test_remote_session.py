@@ -326,7 +326,7 @@ def test_workers_of_xdist_and_another_machine_exclude_each_other(
     pytester.runpytest(*xdist).assert_outcomes(passed=1)
 
 
-@pytest.mark.parametrize("arguments", [("--modal=V100",), ("--modal", "test_one.py")])
+@pytest.mark.parametrize("arguments", [("--modal=V100",), ("--modal=",), ("--modal", "test_one.py")])
 def test_gpus_are_known_by_name(pytester: pytest.Pytester, arguments: tuple[str, ...]) -> None:
     pytester.makepyfile(test_one="import pytest\n@pytest.mark.gpu\ndef test_one(): ...")
     result = pytester.runpytest("-p", "pytest_weft", *arguments)

@@ -19,7 +19,7 @@ PLUGIN_NAME = "weft-remote"
 
 def register(config: pytest.Config) -> None:
     """Take the place of pytest's own loop in this run. Raises: ConfigError for the name of a GPU."""
-    gpu = checked_gpu(config.option.modal or DEFAULT_GPU)
+    gpu = DEFAULT_GPU if config.option.modal is None else checked_gpu(config.option.modal)
     config.pluginmanager.register(RemoteSession(config, config.option.weft_runner or "modal", gpu), PLUGIN_NAME)
 
 
