@@ -30,7 +30,7 @@ class Oracle:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        cache_folder: Path | None = None,
+        cache_folder: Path | str | None = None,
     ) -> None:
         """`location`: the folder (and GGUF file) of the checkpoint. Needs `accelerate` for a GGUF.
 

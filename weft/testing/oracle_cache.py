@@ -6,6 +6,7 @@ that is cut short, changed or renamed is computed again.
 
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from weft.errors import ConfigError
 
+_LOGGER = logging.getLogger(__name__)
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _READ_BY_HUGGINGFACE = {".json", ".safetensors", ".bin"}
 
@@ -26,8 +28,9 @@ class OracleCache:
     num_hits, num_misses: results found and results computed, by this object.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | str) -> None:
         """Raises: ConfigError if the folder cannot be made or written."""
+        folder = Path(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -39,7 +42,10 @@ class OracleCache:
         self.num_misses = 0
 
     def fetch(self, key: Mapping[str, object], compute: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The result under `key`, computed if there is no sound entry. `key`: plain values, all that it depends on."""
+        """The result under `key`, computed if there is no sound entry. `key`: plain values, all that it depends on.
+
+        One that cannot be kept is given all the same, with a warning: it may have taken minutes.
+        """
         name = json.dumps(key, sort_keys=True).encode()
         path = self.folder / hashlib.sha256(name).hexdigest()
         found = _read(path, name)
@@ -48,7 +54,10 @@ class OracleCache:
             return found
         self.num_misses += 1
         result = compute()
-        _write(path, name, result)
+        try:
+            _write(path, name, result)
+        except OSError as error:
+            _LOGGER.warning("the oracle's cache %s does not keep a result: %s", self.folder, error)
         return result
 
 
@@ -67,7 +76,7 @@ def weights_digest(folder: Path, gguf_file: str | None) -> str:
 def _read(path: Path, name: bytes) -> dict[str, Tensor] | None:
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
+    except OSError:  # not there, or nothing that can be read
         return None
     digest, payload = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
     return safetensors.torch.load(payload) if digest == _digest(name, payload) else None
@@ -76,8 +85,13 @@ def _read(path: Path, name: bytes) -> dict[str, Tensor] | None:
 def _write(path: Path, name: bytes, tensors: dict[str, Tensor]) -> None:
     payload = safetensors.torch.save({field: tensor.contiguous() for field, tensor in tensors.items()})
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-        file.write(_digest(name, payload) + payload)
-    Path(file.name).replace(path)
+        try:
+            file.write(_digest(name, payload) + payload)
+            file.flush()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink()
+            raise
 
 
 def _digest(name: bytes, payload: bytes) -> bytes:

@@ -161,3 +161,36 @@ def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="file"):
         OracleCache(tmp_path / "file")
+
+
+@pytest.mark.parametrize("obstacle", ["a folder", "nobody may read it", "no room"])
+def test_a_result_that_cannot_be_kept_is_given_all_the_same_and_leaves_nothing(
+    kept: Path, obstacle: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = OracleCache(str(kept))
+    cache.fetch({"call": 1}, lambda: {"logits": torch.zeros(3)})
+    (entry,) = kept.iterdir()
+    if obstacle == "a folder":
+        entry.unlink()
+        entry.mkdir()
+    elif obstacle == "nobody may read it":  # root may
+        monkeypatch.setattr(Path, "read_bytes", lambda path: (_ for _ in ()).throw(PermissionError(13, "denied")))
+    else:
+        entry.unlink()
+        monkeypatch.setattr(Path, "replace", lambda path, target: (_ for _ in ()).throw(OSError(28, "no space left")))
+    found = cache.fetch({"call": 1}, lambda: {"logits": torch.ones(3)})
+    assert torch.equal(found["logits"], torch.ones(3))
+    assert (cache.num_hits, cache.num_misses) == (0, 2)
+    assert ("does not keep a result" in caplog.text) == (obstacle != "nobody may read it")
+    assert not [path for path in kept.iterdir() if path.name.startswith(".")]
+
+
+def test_a_write_that_is_interrupted_leaves_nothing(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(path: Path, target: Path) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupt)
+    cache = OracleCache(kept)
+    with pytest.raises(KeyboardInterrupt):
+        cache.fetch({"call": 1}, lambda: {"logits": torch.zeros(3)})
+    assert not [*kept.iterdir()]

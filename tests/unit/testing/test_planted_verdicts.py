@@ -90,11 +90,12 @@ def test_a_sample_looks_into_every_part_and_follows_from_its_seed() -> None:
     assert [fault.name for fault in choose(catalogue, "c0", 5)] == ["c0"]
 
 
-@pytest.mark.parametrize("asked", ["0", "-3", "atention"])
+@pytest.mark.parametrize("asked", ["0", "-3", "--3", "²", "atention", "xyzzy"])
 def test_what_cannot_be_planted_is_named(asked: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(asked)) as refusal:
         choose(CATALOGUE, asked, 0)
     assert refusal.value.hint
+    assert len(refusal.value.hint) < 250, "a hint is no catalogue"
 
 
 def test_a_fault_that_is_none_is_refused() -> None:

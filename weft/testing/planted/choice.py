@@ -17,7 +17,7 @@ def choose(catalogue: Catalogue, asked: str, seed: int) -> tuple[Fault, ...]:
         return catalogue.faults
     if asked == "sample":
         return sample(catalogue, DEFAULT_SAMPLE, seed)
-    if asked.lstrip("-").isdigit():
+    if asked.removeprefix("-").isdecimal():
         if int(asked) < 1:
             raise ConfigError(f"{asked} planted faults cannot be drawn", hint="a number from 1 on")
         return sample(catalogue, int(asked), seed)

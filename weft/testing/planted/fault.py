@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Literal
 
-from weft.errors import ConfigError, nearest
+from weft.errors import ConfigError
 
 Expectation = Literal["killed", "survives"]
 
@@ -77,6 +78,7 @@ class Catalogue:
             return tuple(self.parts[name])
         found = tuple(fault for fault in self.faults if fault.name == name)
         if not found:
-            known = (*self.parts, *(fault.name for fault in self.faults))
-            raise ConfigError(f"no planted fault and no part is called {name!r}", hint=nearest(name, known))
+            close = get_close_matches(name, [*self.parts, *(fault.name for fault in self.faults)], n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "parts: " + ", ".join(self.parts)
+            raise ConfigError(f"no planted fault and no part is called {name!r}", hint=hint)
         return found
