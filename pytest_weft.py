@@ -74,6 +74,9 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         )
     except WeftError as error:
         raise pytest.UsageError(str(error)) from error
+    except KeyboardInterrupt:
+        print("\ninterrupted: nothing is said of faults without a verdict")
+        return pytest.ExitCode.INTERRUPTED
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -163,3 +163,16 @@ def test_an_engine_that_is_none_is_an_error_of_usage_before_any_test(
     result = pytester.runpytest(f"--engine={name}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(message.split("\n"))
+
+
+def test_planting_that_is_interrupted_ends_in_a_line(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: object, **options: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("weft.testing.planted.command.run_planted", interrupt)
+    result = pytester.runpytest("--planted=1", no_reraise_ctrlc=True)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["interrupted: nothing is said of faults without a verdict"])
+    result.stderr.no_fnmatch_line("Traceback*")
