@@ -7,12 +7,15 @@ import argparse
 import logging
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.config import DTYPE_ALIASES, DTYPES, EngineConfig
-from weft.errors import ConfigError
+from weft.errors import CheckpointNotFoundError, ConfigError
 from weft.testing.engines import find_engine, known_engines
 from weft.testing.prompts import STANDING_PROMPTS, read_prompts
+
+if TYPE_CHECKING:
+    from weft.models.checkpoint.interface import Checkpoint
 
 # Standing prompts by default: short, long, a chat, other scripts. HuggingFace answers them one at a time.
 _PROMPTS = ("one token", "facts", "a block and one", "python", "json", "chinese", "emoji", "chat, with system")
@@ -92,16 +95,19 @@ def _verify(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from weft.inference.placement import place
-    from weft.models.checkpoint.load import read_config
     from weft.models.checkpoint.source import open_checkpoint
     from weft.testing.engine_report import show_engine_report, try_engine
     from weft.testing.engines.interface import ModelUnderTest
     from weft.tokenizer.hub import HubTokenizer
 
     checkpoint = open_checkpoint(options.model)
-    longest_possible = read_config(checkpoint).max_model_len
+    longest_possible = _longest_sequence(options.engine, checkpoint)
     placement = place(config.model, checkpoint.stored_dtype)
-    tokenizer = HubTokenizer(checkpoint.tokenizer.folder, checkpoint.tokenizer.gguf_file)
+    try:
+        tokenizer = HubTokenizer(checkpoint.tokenizer.folder, checkpoint.tokenizer.gguf_file)
+    except CheckpointNotFoundError as error:
+        hint = "prompts are texts here; run_engine_conformance takes token ids (docs/conformance.md)"
+        raise CheckpointNotFoundError(error.message, hint=hint) from error
     if texts is None:
         standing = [prompt.content for prompt in STANDING_PROMPTS if prompt.name in _PROMPTS]
         texts = [content if isinstance(content, str) else tokenizer.chat(content) for content in standing]
@@ -134,3 +140,16 @@ def _verify(options: argparse.Namespace) -> int:
     else:
         show_engine_report(report, Console(width=None if sys.stdout.isatty() else 120))
     return 0 if report.passed else 1
+
+
+def _longest_sequence(engine: str, checkpoint: "Checkpoint") -> int:
+    """Tokens of the longest sequence of the model. Any model that HuggingFace knows will do, but for weft's own engine.
+
+    Raises: UnknownModelTypeError and its kind where weft is to run what it cannot.
+    """
+    from weft.models.checkpoint.load import read_config
+
+    if engine == "weft":
+        return int(read_config(checkpoint).max_model_len)
+    positions = checkpoint.config.get("max_position_embeddings")
+    return positions if isinstance(positions, int) and positions > 0 else sys.maxsize

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def verify(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     (tmp_path / "prompts.txt").write_text("over\nrow by row\nthe weft runs across the warp\n")
 
-    def call(code: str, *arguments: str) -> tuple[int, str, str]:
+    def call(code: str, *arguments: str, model: Path = model) -> tuple[int, str, str]:
         (tmp_path / "my_engine.py").write_text(code)
         own = ["--engine", str(tmp_path / "my_engine.py"), "--prompts", str(tmp_path / "prompts.txt")]
         status = main(["verify", str(model), *own, "--device", "cpu", "--max-new-tokens", "4", *arguments])
@@ -100,3 +101,31 @@ def test_help_names_every_engine_and_imports_no_torch() -> None:
     code = f"import sys\nfrom weft.cli import main\n{call}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "hf, hf-cb, openai:URL, vllm, weft" in " ".join(done.stdout.split())
+
+
+def test_an_engine_of_anybodys_is_judged_on_a_model_that_weft_has_not(
+    verify: Any, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = len(HubTokenizer(model).inner)
+    fields = {"vocab_size": size, "num_hidden_layers": 1, "max_position_embeddings": 400, "tie_word_embeddings": False}
+    folder = save(byte_level(), tmp_path / "olmo2", added=())
+    save_tiny_model(folder, "olmo2", eos_token_id=[3, 57, 90], **fields)
+    status, out, _ = verify(EXAMPLE, "--dtype", "float32", model=folder)
+    assert (status, "PASS: 8 holds, 0 broken" in out) == (0, True)
+    assert main(["verify", str(folder)]) == 2
+    assert "unknown model_type='olmo2'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [None, "[]", "{}", '{"model": {"type": "BPE"}}'])
+def test_a_model_without_a_tokenizer_says_what_can_be_done_without_one(
+    verify: Any, model: Path, tmp_path: Path, content: str | None
+) -> None:
+    folder = shutil.copytree(model, tmp_path / "mute")
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "tokenizer.json").unlink()
+    if content is not None:
+        (folder / "tokenizer.json").write_text(content)
+    status, out, err = verify(EXAMPLE, model=folder)
+    assert (status, out) == (2, "")
+    assert "has no tokenizer that can be loaded: " in err
+    assert "hint: prompts are texts here; run_engine_conformance takes token ids" in err

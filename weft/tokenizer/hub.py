@@ -24,7 +24,7 @@ class HubTokenizer:
         options = {} if gguf_file is None else {"gguf_file": gguf_file}
         try:
             self.inner: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, **options)
-        except (OSError, ValueError, KeyError, ImportError) as error:
+        except Exception as error:  # of whatever reads the files, and malformed JSON makes it raise anything
             reason = str(error).splitlines()[0] if str(error) else repr(error)
             raise CheckpointNotFoundError(
                 f"{folder} has no tokenizer that can be loaded: {reason}",
