@@ -67,7 +67,9 @@ class Engine:
         self.placement, self.limits, self.geometry = ready.placement, ready.limits, ready.geometry
         self.vocab_size, self.model, self.description = ready.vocab_size, ready.model, ready.description
         self.startup_seconds = ready.seconds
-        self.eos_token_ids = checkpoint.generation.eos_token_ids
+        # Some checkpoints end at ids that no token has (-1, or of a larger tokenizer): nothing can sample those.
+        eos = checkpoint.generation.eos_token_ids
+        self.eos_token_ids = tuple(token for token in eos if 0 <= token < self.vocab_size)
         self._runner = ready.runner
         self._scheduler = Scheduler(
             config.scheduler, policy, self.geometry, prefix_caching=config.cache.enable_prefix_caching

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from weft.attention import find_backend
-from weft.config import ExecutionConfig, ModelConfig
+from weft.config import EngineConfig, ExecutionConfig, ModelConfig
 from weft.errors import ConfigError
 from weft.inference import startup
 from weft.inference.backing import back
@@ -19,9 +19,12 @@ from weft.inference.device_state import DeviceState
 from weft.inference.engine import Engine
 from weft.inference.placement import place
 from weft.inference.runner import ModelRunner
+from weft.inference.sampling_params import SamplingParams
 from weft.inference.step_sizes import StepSizes
 from weft.layers.linear import Linear
 from weft.layers.prepacked import PrepackedLinear
+from weft.models.checkpoint.interface import GenerationDefaults
+from weft.models.checkpoint.source import open_checkpoint
 
 Build = Callable[..., Engine]
 
@@ -240,6 +243,24 @@ def test_the_context_is_what_was_asked_or_all_the_model_has(asked: int | None, l
 
 def test_the_model_brings_its_vocabulary_and_all_its_eos_ids(build: Build) -> None:
     assert (build().vocab_size, build().eos_token_ids) == (97, (1, 5))
+
+
+@pytest.mark.parametrize("foreign", [-1, 97, 100_000, 2**70])
+def test_an_eos_id_that_no_token_has_is_nobodys_token(foreign: int, tiny_llama: Path) -> None:
+    """Held back for `min_tokens`, it would be a place in the logits of a neighbour, or none at all."""
+    checkpoint = open_checkpoint(str(tiny_llama))
+    checkpoint.generation = GenerationDefaults(eos_token_ids=(5, foreign), options={})
+    engine = Engine(EngineConfig.of(model=str(tiny_llama), device="cpu", max_num_seqs=2), checkpoint)
+    assert engine.eos_token_ids == (5,)
+    ends = (96, 0)  # -1 of the second row is the last token of the first, 97 of the first is token 0 of the second
+    for token in ends:
+        params = SamplingParams(temperature=0, max_tokens=2, min_tokens=2, logit_bias={token: 100})
+        engine.add_request(f"says {token}", [token, 9], params)
+    said: dict[str, list[int]] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            said.setdefault(output.request_id, []).extend(output.new_token_ids)
+    assert said == {f"says {token}": [token, token] for token in ends}
 
 
 def test_what_was_chosen_is_said_once(build: Build, caplog: pytest.LogCaptureFixture) -> None:

@@ -129,7 +129,11 @@ def test_a_folder_without_safetensors_says_what_it_found(other: str | None, fold
         SafetensorsCheckpoint(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"llama"', "\udcff"], ids=repr)
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", '"llama"', "\udcff", f'{{"a": {"9" * 5000}}}', "[" * 200_000],
+    ids=["empty", "open", "a list", "null", "a string", "no text", "a number of 5000 digits", "ever deeper"],
+)
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 def test_malformed_json_is_corrupt_by_file_name(file: str, text: str, folder: Path) -> None:
     (folder / file).write_bytes(text.encode("utf-8", "surrogateescape"))

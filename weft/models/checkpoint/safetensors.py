@@ -86,7 +86,7 @@ def _read_json(path: Path) -> Mapping[str, Any] | None:
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also bytes that are no text, and a number of thousands of digits
         raise CorruptCheckpointError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise CorruptCheckpointError(f"{path} must hold an object, got {type(content).__name__}")
