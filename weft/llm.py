@@ -59,6 +59,8 @@ class LLM:
         self.engine = Engine(config, checkpoint, show_progress=True)
         self._generation_options = checkpoint.generation.options
         self._ids = count()
+        self._calls: dict[object, None] = {}  # under way, in the order in which they came; only the first is served
+        self._text: TextEngine | None = None  # of the last call, until all that it has queued has ended
 
     def default_sampling_params(self) -> SamplingParams:
         """What the model's authors set in `generation_config.json`.
@@ -145,7 +147,7 @@ class LLM:
         if given is not None and not isinstance(given, SamplingParams):
             raise SamplingParamsError(f"sampling_params must be SamplingParams, got {shown(given)}")
         (encoded,) = self._encode_all([prompt], self._params_for(1, given))
-        self._check_idle()
+        self._check_free()
         return self._outputs([encoded], streams=True)
 
     def _run(self, encoded: Sequence[_Encoded], *, use_tqdm: bool) -> list[RequestOutput]:
@@ -157,22 +159,38 @@ class LLM:
         return [finished[request_id] for request_id in sorted(finished)]
 
     def _outputs(self, encoded: Sequence[_Encoded], *, streams: bool) -> Iterator[RequestOutput]:
-        self._check_idle()  # again: between the call and the first step of a stream others may have come
-        text = TextEngine(self.engine, self.tokenizer)
+        me = object()
         try:
+            self._calls[me] = None
+            self._sweep(me)
+            # Again: between the call and the first step of a stream others may have come, or at once in other threads.
+            self._check_free(me)
+            self._text = text = TextEngine(self.engine, self.tokenizer)
             for prompt, token_ids, params in encoded:
                 text.add_request(str(next(self._ids)), prompt, token_ids, params, streams=streams)
             while text.has_unfinished_requests():
                 yield from text.step()
         finally:  # interrupted, failed or left: the engine is left as it was found
-            for request_id in text.open_requests:
-                text.abort(request_id)
+            try:
+                self._sweep(me)
+            finally:
+                self._calls.pop(me, None)  # one instruction, so that no second interrupt leaves the door locked
 
-    def _check_idle(self) -> None:
-        if self.engine.has_unfinished_requests():
+    def _sweep(self, me: object) -> None:
+        """End what a call has left; at the next one, where an interrupt came in between."""
+        if self._text is not None and list(self._calls)[:1] == [me]:
+            for request_id in self._text.open_requests:
+                self._text.abort(request_id)
+            self._text = None
+
+    def _check_free(self, me: object = None) -> None:
+        """me: a call that is among those under way already."""
+        is_swept = self._text is None  # what is not will be ended by whoever calls next
+        if list(self._calls)[:1] not in ([], [me]) or (is_swept and self.engine.has_unfinished_requests()):
             raise RequestError(
-                "the engine holds requests that were added by hand, or of a stream that has not ended",
-                hint="finish them with engine.step(), or close the stream, before the next call",
+                "the engine holds requests that were added by hand, or of a stream that has not ended, or of a call in "
+                "another thread",
+                hint="finish them with engine.step(), close the stream, or wait for the call, before the next one",
             )
 
     def _params_for(
@@ -276,4 +294,7 @@ def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
     """Whether this is a single prompt: a text, a mapping, or a list that begins with a token id."""
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Sequence):
         return True
-    return len(prompts) > 0 and hasattr(prompts[0], "__index__")
+    if not len(prompts):
+        return False
+    # Arrays have `__index__` too, and one of a single token would pass for a token.
+    return hasattr(prompts[0], "__index__") and getattr(prompts[0], "ndim", 0) == 0

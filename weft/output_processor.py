@@ -212,9 +212,9 @@ class OutputProcessor:
         answer = request.answers[step.request_id]
         output = request.take(answer, step)
         if answer.finish_reason is not None:
-            del self._request_of[step.request_id]
             if not step.finished:
                 self._finish(step.request_id, "stop")
+            del self._request_of[step.request_id]  # last: whoever is interrupted finds it, and can end it
             if request.finished:
                 del self._requests[request.request_id]
         return output
@@ -223,7 +223,7 @@ class OutputProcessor:
         """Those of its answers that have not ended."""
         request = self._requests.get(request_id)
         answers = {} if request is None else request.answers
-        return [engine_id for engine_id, answer in answers.items() if answer.finish_reason is None]
+        return [engine_id for engine_id in answers if engine_id in self._request_of]
 
     def forget(self, request_id: str) -> None:
         """As if it had never been added."""

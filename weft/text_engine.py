@@ -90,6 +90,8 @@ class TextEngine:
             except QueueFullError:
                 break  # those in the queue will start; the request itself was taken in when it had room
             self._due.popleft()
+        if not self.engine.has_unfinished_requests():  # somebody has ended them there, and no step will say so
+            outputs += [output for request_id in self.open_requests for output in self.abort(request_id)]
         return outputs
 
     def abort(self, request_id: str) -> list[RequestOutput]:

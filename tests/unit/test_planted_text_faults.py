@@ -147,6 +147,9 @@ class FakeEngine:
             step(name, 0, reason="length" if count == 3 else None) for name, count in self.open.items() if count > 1
         ]
 
+    def has_unfinished_requests(self) -> bool:
+        return any(count < 3 for count in self.open.values())
+
     def finish(self, name: str, reason: Any) -> StepOutput | None:
         return step(name, reason=reason) if self.open.pop(name, None) is not None else None
 

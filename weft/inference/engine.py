@@ -10,7 +10,7 @@ import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from random import Random
-from typing import SupportsIndex, cast
+from typing import SupportsIndex, cast, get_args
 
 from weft.config import EngineConfig, is_duration
 from weft.errors import (
@@ -190,12 +190,21 @@ class Engine:
         """
         return self._pipeline.step()
 
-    def finish(self, request_id: str, reason: FinishReason) -> StepOutput | None:
+    def finish(self, request_id: str, reason: FinishReason, *, error: str | None = None) -> StepOutput | None:
         """End a request from outside, in any state; its memory is free at once.
 
+        error: with the reason "error", why: a sentence for whoever asked.
         Returns its last output, or None if it has ended already or never was: finishing twice is finishing once.
+        Raises: RequestError for a reason that is none. If it is interrupted, it can be called again.
         """
-        return self._scheduler.finish(request_id, reason)
+        if reason not in get_args(FinishReason):
+            raise RequestError(f"unknown reason={shown(reason)}", hint="one of " + ", ".join(get_args(FinishReason)))
+        if error is not None and (reason != "error" or not isinstance(error, str)):
+            raise RequestError(f"error={shown(error)} says why an answer breaks off, and reason={shown(reason)}")
+        output = self._pipeline.finish(request_id, reason)
+        if output is None or reason != "error":
+            return output
+        return output._replace(error=error or "whoever drives the engine has ended it")
 
     def abort(self, request_id: str) -> StepOutput | None:
         """`finish` for a caller who no longer wants the answer."""
@@ -293,8 +302,9 @@ def as_token_ids(prompt: Iterable[object]) -> list[int]:
     token_ids: list[int] = []
     for index, token in enumerate(prompt):
         try:
-            if isinstance(token, bool):
-                raise TypeError("a truth value is no token")
+            # Those of torch have an index as well, and so has an array of a single element.
+            if isinstance(token, bool) or getattr(token, "ndim", False) or "bool" in str(getattr(token, "dtype", "")):
+                raise TypeError("neither a truth value nor an array is a token")
             token_ids.append(operator.index(cast("SupportsIndex", token)))
         except TypeError as error:  # a text, a float, a tensor of several elements
             raise RequestError(f"prompt_token_ids[{index}] must be an integer, got {shown(token)}") from error

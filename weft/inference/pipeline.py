@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from weft.inference.plan import StepPlan
+from weft.inference.request import FinishReason
 from weft.inference.scheduler import Scheduler
 from weft.inference.step_output import StepOutput
 from weft.inference.token_logprobs import StepLogprobs
@@ -60,12 +61,23 @@ class Pipeline:
                 launched, self._unread = self._unread, launched
             outputs = [] if launched is None else self._read(launched)
         except BaseException:
-            self._unread = None
-            self._scheduler.restart()
+            self._restart()
             raise
         if not self._scheduler.has_requests:
             self._scheduler.check_idle()
         return outputs
+
+    def finish(self, request_id: str, reason: FinishReason) -> StepOutput | None:
+        """As of the scheduler. If it raises, interrupted, the request can be finished again."""
+        try:
+            return self._scheduler.finish(request_id, reason)
+        except BaseException:
+            self._restart()
+            raise
+
+    def _restart(self) -> None:
+        self._unread = None
+        self._scheduler.restart()
 
     def _read(self, launched: _Launched) -> list[StepOutput]:
         plan, handle = launched
