@@ -1,13 +1,19 @@
 """`weft chat`: a conversation in the terminal, or one message a line from a pipe."""
 
 import argparse
-import json
 import sys
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from weft.command_arguments import add_model, add_sampling, model_options, sampling_params, standard_input
+from weft.command_arguments import (
+    add_model,
+    add_sampling,
+    json_line,
+    model_options,
+    sampling_params,
+    standard_input,
+)
 from weft.errors import RequestError, nearest
 
 if TYPE_CHECKING:
@@ -137,7 +143,7 @@ class Chat:
                 "stop_reason": None if last is None else last.stop_reason,
                 "error": None if last is None else last.error,
             }
-            print(json.dumps(answer, ensure_ascii=False), flush=True)
+            print(json_line(answer), flush=True)
         else:
             print(flush=True)
         if text or (last is not None and last.finish_reason is not None):  # interrupted in time, it was never asked

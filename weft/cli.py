@@ -1,17 +1,26 @@
 """The command line: `weft generate`, `chat`, `verify`, `bench`. Each command is a thin shell around the library."""
 
 import argparse
-import json
+import io
 import logging
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from weft import __version__
 from weft.benchmark.command import add_bench
 from weft.chat_command import add_chat
-from weft.command_arguments import add_model, add_sampling, model_options, sampling_params, standard_input
+from weft.command_arguments import (
+    add_model,
+    add_sampling,
+    json_line,
+    model_options,
+    sampling_params,
+    standard_input,
+)
 from weft.errors import ConfigError, WeftError
 from weft.inference.sampling_params import SamplingParams
 from weft.verify_command import add_verify
@@ -25,13 +34,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("weft").setLevel(logging.INFO)
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # what a terminal cannot show is shown by number, and no answer is lost
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return int(options.run(options))
+        status = int(options.run(options))
+        sys.stdout.flush()
+        return status
     except WeftError as error:
         print(f"weft: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read has left, as `head` does
+        _forget_output()
+        return 141
+    except OSError as error:  # a full disk, under standard output or a file
+        print(f"weft: {error}", file=sys.stderr)
+        _forget_output()
+        return 2
+
+
+def _forget_output() -> None:
+    """Nothing of what waits to be written may fail once more at exit."""
+    with suppress(OSError):
+        sys.stdout.flush()
+        return
+    with suppress(OSError):  # a stream without a descriptor has nothing that waits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -103,4 +134,4 @@ def _breaks_off(output: "RequestOutput", place: int) -> bool:
 def _json_line(output: "RequestOutput") -> str:
     from weft.outputs import as_json
 
-    return json.dumps(as_json(output), ensure_ascii=False) + "\n"
+    return json_line(as_json(output)) + "\n"

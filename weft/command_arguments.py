@@ -1,6 +1,7 @@
 """What the commands that generate have in common: which model, how to sample, what comes from standard input."""
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import fields, replace
@@ -101,6 +102,12 @@ def sampling_params(options: argparse.Namespace, base: SamplingParams) -> Sampli
     """`base` with what was asked for. Raises: SamplingParamsError."""
     given = {item.name: getattr(options, item.name, None) for item in fields(SamplingParams)}
     return replace(base, **{name: value for name, value in given.items() if value is not None})
+
+
+def json_line(value: object) -> str:
+    """JSON as standard output can show it: as it is read, or where that is no UTF-8 in ASCII alone."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return json.dumps(value, ensure_ascii=not encoding.lower().startswith("utf"))
 
 
 def standard_input() -> TextIO:

@@ -77,9 +77,23 @@ def named(owner: str, **values: str) -> None:
 
 
 def writable(option: str, path: Path | None) -> None:
-    """Raise ConfigError unless this can be a file, in a folder that is there already (None passes)."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise ConfigError(f"{option} {path} is no file in a folder that exists")
+    """Raise ConfigError unless this can be written, in a folder that is there already (None passes): hours later all
+    that was measured would be lost.
+    """
+    if path is None:
+        return
+    try:
+        if path.is_dir() or not path.parent.is_dir():
+            raise ConfigError(f"{option} {path} is no file in a folder that exists")
+        is_new = not path.exists()
+        if is_new or path.is_file():  # a pipe would wait for whoever reads it
+            path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{option} {shown(str(path))} cannot be written: {error}") from error
 
 
 def is_duration(value: object) -> bool:

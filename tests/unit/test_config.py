@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from weft.config import (
     ExecutionConfig,
     ModelConfig,
     SchedulerConfig,
+    writable,
 )
 from weft.errors import ConfigError, UnknownArgumentError
 
@@ -222,3 +224,18 @@ def test_every_public_name_can_be_imported() -> None:
 def test_an_unknown_public_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'weft' has no attribute 'LLMs'"):
         _ = weft.LLMs
+
+
+@pytest.mark.parametrize("name", ["", ".", "no/such/file", "a\0b", "a" * 300, "\udcff\0"], ids=ascii)
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--json .* (is no file in a folder|cannot be written)"):
+        writable("--json", tmp_path / name if name else Path())
+
+
+def test_a_file_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    new, old = tmp_path / "new", tmp_path / "old"
+    old.write_text("kept")
+    for path in (new, old, None):
+        writable("--json", path)
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    assert old.read_text() == "kept"

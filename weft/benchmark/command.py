@@ -63,11 +63,14 @@ def _run(arguments: argparse.Namespace) -> int:
     device = place(ModelConfig(model="-", device=getattr(options, "device", "cpu")), None).device
     provenance = Provenance.here(device)
     rows = []
-    for row in experiment.run(options, show_bars if sys.stderr.isatty() else show_nothing):
-        rows.append(row)
-        if path is not None:
-            append_json([row], provenance, path)  # at once: who is stopped half-way keeps what there is
-    show_table(experiment.summary, rows, provenance, Console(width=None if sys.stdout.isatty() else 140))
+    try:
+        for row in experiment.run(options, show_bars if sys.stderr.isatty() else show_nothing):
+            rows.append(row)
+            if path is not None:
+                append_json([row], provenance, path)  # at once: who is stopped half-way keeps what there is
+    finally:
+        if rows:
+            show_table(experiment.summary, rows, provenance, Console(width=None if sys.stdout.isatty() else 140))
     return 0
 
 

@@ -79,7 +79,7 @@ def read_prompts(path: Path) -> dict[str, str]:
     """Prompts of a file, by what the table calls them: line number and text."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # no text, or no name of a file
         raise ConfigError(f"--prompts {path}: {error}") from error
     prompts = {}
     for number, line in enumerate(lines, start=1):

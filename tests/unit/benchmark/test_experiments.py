@@ -196,6 +196,10 @@ def test_a_shape_runs_offline(monkeypatch: pytest.MonkeyPatch) -> None:
         ("scheduler", {"pools": "8,x"}, "pools"),
         ("scheduler", {"pools": "8"}, "does not hold"),
         ("text", {"tokens": 0}, "tokens"),
+        ("gates", {"noise": float("nan")}, "noise=nan"),
+        ("gates", {"process": float("inf")}, "process=inf"),
+        ("gates", {"slower": ""}, "slower='' is no list"),
+        ("gates", {"seed": -1}, "seed must be 0 or more, got -1"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(name: str, options: dict[str, Any], said: str) -> None:
@@ -233,6 +237,20 @@ def test_the_command_prints_a_table_and_appends_rows(
     assert known_experiments()[name].summary in capsys.readouterr().out
     records = [json.loads(line) for line in json_file.read_text(encoding="utf-8").splitlines()]
     assert {record["experiment"] for record in records} == {name}
+
+
+def test_what_was_measured_is_shown_even_if_it_cannot_be_written(
+    json_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("weft.benchmark.row.append_json", full)
+    monkeypatch.setattr("weft.benchmark.provenance.calibrate", lambda device: {"copy_gb_per_s": 1.0})
+    assert main(["bench", "gates", "--runs", "1", "--json", str(json_file)]) == 2
+    out, err = capsys.readouterr()
+    assert "instrument broken" in out
+    assert "No space left on device" in err
 
 
 def test_the_command_names_its_experiments_and_refuses_a_bad_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,9 @@ def test_the_alias_opens_as_its_model() -> None:
     assert config.tie_word_embeddings
 
 
-@pytest.mark.parametrize("model", ["no-such-model", "nobody/no-such-model", "not a repo id", "a--b", "x" * 200])
+@pytest.mark.parametrize(
+    "model", ["no-such-model", "nobody/no-such-model", "not a repo id", "a--b", "x" * 200, "x" * 300]
+)
 def test_an_unknown_name_is_refused_at_once_offline(model: str) -> None:
     start = time.perf_counter()
     with pytest.raises(CheckpointNotFoundError, match=r"no alias, no local folder.*\nhint: aliases: smollm2-135m"):
@@ -55,7 +57,9 @@ def test_an_unknown_name_is_refused_at_once_offline(model: str) -> None:
     assert time.perf_counter() - start < 5
 
 
-@pytest.mark.parametrize("model", ["/no/such/folder", "./nothing", "~/nothing-at-all", "a/b/c", "missing.gguf"])
+@pytest.mark.parametrize(
+    "model", ["/no/such/folder", "./nothing", "~/nothing-at-all", "a/b/c", "missing.gguf", "~nobody-is/called"]
+)
 def test_what_can_only_be_a_path_is_never_looked_up_on_the_hub(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("weft.models.checkpoint.source.snapshot_download")
     with pytest.raises(CheckpointNotFoundError, match=f"model='{model}': no such file or folder"):

@@ -5,6 +5,7 @@ import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from typing import Any
 
 from weft.config import DTYPE_ALIASES, DTYPES, ModelConfig, positive, writable
@@ -108,11 +109,13 @@ def _check(arguments: argparse.Namespace) -> None:
             f"--threshold {arguments.threshold:g} is not between 0 and 5",
             hint="per cent, less than half of the planted 10",
         )
+    if not 0 < arguments.timeout <= TIMEOUT_MAX:
+        raise ConfigError(f"--timeout {arguments.timeout:g} is no time to wait", hint="seconds, 600 for instance")
     writable("--json", arguments.json)
     if arguments.workload is not None and not arguments.workload.is_file():
         raise ConfigError(f"--workload {arguments.workload} is no file")
     try:
         if not isinstance(json.loads(arguments.engine), dict):
             raise ValueError("not an object")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--engine {arguments.engine} is no JSON object", hint='{"enforce_eager": true}') from error

@@ -121,8 +121,10 @@ def _commit(root: Path, reference: str) -> str:
 def _git(folder: Path, *arguments: str) -> str:
     try:
         run = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(f"{folder} is no folder, or git is not installed") from error
+    except ValueError as error:  # a NUL
+        raise ConfigError(f"git {arguments[0]} in {str(folder)!r}: {arguments[-1]!r}: {error}") from error
     except subprocess.CalledProcessError as error:
         said = error.stderr.strip() or f"{arguments[-1].removesuffix('^{commit}')!r} is no commit"
         raise ConfigError(f"git {arguments[0]} in {folder}: {said}") from error

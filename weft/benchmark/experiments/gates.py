@@ -29,9 +29,16 @@ class GatesOptions:
 
     def __post_init__(self) -> None:
         positive("GatesOptions", runs=self.runs, blocks=self.blocks, measures=self.measures)
-        if min(self.noise, self.process) < 0 or not 0 < self.threshold < 5:
-            raise ConfigError("noise and process must be 0 or more, threshold between 0 and 5 per cent")
-        numbers("slower", ",".join(part for part in self.slower.split(",") if part != "0") or "1")
+        if not (0 <= self.noise <= 100 and 0 <= self.process <= 100 and 0 < self.threshold < 5):
+            raise ConfigError(
+                f"noise={self.noise:g} and process={self.process:g} must be from 0 to 100 per cent, "
+                f"threshold={self.threshold:g} between 0 and 5"
+            )
+        if self.seed < 0:
+            raise ConfigError(f"seed must be 0 or more, got {self.seed}")
+        slower = [part for part in self.slower.split(",") if part != "0"]
+        if slower:  # each but 0, which is a head that is not slower
+            numbers("slower", ",".join(slower))
 
     @property
     def parts(self) -> list[int]:

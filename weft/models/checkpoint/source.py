@@ -1,6 +1,7 @@
 """From what a user calls a model to a folder or file on this machine: alias, path, or hub id."""
 
 import importlib.util
+from contextlib import suppress
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -47,12 +48,15 @@ def locate(model: str, revision: str | None = None) -> Path:
 
     Raises: CheckpointNotFoundError, ConfigError for a revision of what has none.
     """
-    path = Path(model).expanduser()
-    if revision is not None and (model in ALIASES or path.exists()):
+    path, exists = Path(model), False
+    with suppress(OSError, ValueError, RuntimeError):  # too long for a name, or a NUL; or nobody has that home
+        path = path.expanduser()
+        exists = path.exists()
+    if revision is not None and (model in ALIASES or exists):
         raise ConfigError(f"revision={revision!r} says nothing for {model!r}, which is on this machine")
     if model in ALIASES:
         return _locate_alias(model)
-    if path.exists():
+    if exists:
         return path
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or path.suffix == ".gguf":
         raise CheckpointNotFoundError(f"model={model!r}: no such file or folder")

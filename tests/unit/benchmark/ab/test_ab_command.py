@@ -57,6 +57,12 @@ def test_a_head_that_is_not_slower_passes(
         (["--json", "no/such/folder/ab.jsonl"], "json"),
         (["--workload", "no_such_file.py"], "--workload no_such_file.py is no file"),
         (["--batch", "0"], "batch"),
+        (["--timeout", "nan"], "--timeout nan is no time to wait"),
+        (["--timeout", "inf"], "--timeout inf is no time to wait"),
+        (["--timeout", "-1"], "--timeout -1 is no time to wait"),
+        (["--engine", "[" * 100_000], "is no JSON object"),
+        (["--repository", "pyproject.toml"], "pyproject.toml is no folder"),
+        (["--repository", "a\0b"], "embedded null byte"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(
