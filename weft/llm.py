@@ -67,7 +67,7 @@ class LLM:
 
         Raises: ConfigError if they set a field that weft does not take, since dropping it would change the output.
         """
-        return default_params(self._generation_options, self.engine.limits.max_model_len)
+        return default_params(self._generation_options, self.engine.limits.max_model_len, self.engine.vocab_size)
 
     @strict_call
     def generate(

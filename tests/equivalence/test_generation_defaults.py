@@ -1,4 +1,4 @@
-"""What a model's authors set in its `generation_config.json` ends texts where HuggingFace ends them, unasked."""
+"""What a model's authors set in its `generation_config.json` ends texts and rules out tokens as HuggingFace does."""
 
 import json
 from collections.abc import Callable
@@ -77,3 +77,26 @@ def test_lengths_and_stop_strings_of_the_authors_end_texts_as_huggingface_does(
         assert stopped == expected
         assert len(stopped[0]) < LENGTH
         assert within[0] not in tokenizer.decode(stopped[0][-1:])
+
+
+def test_tokens_that_the_authors_rule_out_are_not_said_as_in_huggingface(
+    both: Callable[..., tuple[list[list[int]], list[list[int]]]],
+) -> None:
+    plain, _ = both(eos_token_id=None)
+    first, pair = plain[0][0], plain[1][1:3]
+
+    said, expected = both(eos_token_id=None, suppress_tokens=[first, -1], bad_words_ids=[pair, plain[2][:3]])
+    assert said == expected
+    assert all(first not in answer for answer in said)
+    assert all(answer[place : place + 2] != pair for answer in said for place in range(LENGTH))
+    assert [new == old for new, old in zip(said, plain, strict=True)] == [False] * 3
+
+    # An EOS among the bad words is let pass, and ends; suppressed it is never said.
+    eos = [plain[0][2], plain[1][2]]
+    said, expected = both(eos_token_id=eos, bad_words_ids=[[token] for token in eos])
+    assert said == expected
+    assert {said[0][-1], said[1][-1]} <= set(eos)
+    assert max(len(said[0]), len(said[1])) < 8
+    said, expected = both(eos_token_id=eos, suppress_tokens=eos)
+    assert said == expected
+    assert {len(answer) for answer in said} == {LENGTH}

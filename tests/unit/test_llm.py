@@ -247,7 +247,7 @@ def test_the_models_own_defaults_are_read(
         "no_repeat_ngram_size": 2,
         "min_length": 2,
         "num_beams": 4,
-        "suppress_tokens": [3],
+        "begin_suppress_tokens": [3],
     }.items(),
 )
 def test_a_default_that_weft_does_not_have_is_an_error_until_params_are_given(
