@@ -1,12 +1,15 @@
 """What every test of weft shares: shape annotations are checked, Hypothesis profiles, unset memory is NaN."""
 
 import os
+import sys
 from collections.abc import Iterator
 
 import jaxtyping
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
+
+from tests.kernels.interpreter import hasten
 
 # Every public tensor annotation is enforced in the test run. `kernels` stays out: the hook breaks @triton.jit.
 _CHECKED = [
@@ -68,6 +71,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def _one_thread() -> None:
     """Tiny products wait for a second thread more than they gain by it: ten times as long where the cores are busy."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interpreter_does_nothing_twice() -> None:
+    """Where kernels run in Triton's interpreter, and a test has asked for any."""
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    if interpreter is not None:
+        hasten(interpreter)
 
 
 @pytest.fixture

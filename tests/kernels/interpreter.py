@@ -1,0 +1,63 @@
+"""Triton's interpreter, without what it does again and again: half of the time that a kernel takes there.
+
+It puts functions of its own in the place of Triton's for a launch, and looks for them at every call inside a kernel
+too, of `tl.max` for one, where all of it is replaced; and it makes a table of types for each type it looks up.
+"""
+
+from functools import cache
+from types import ModuleType
+from typing import Any, Protocol
+
+
+class Replaced(Protocol):
+    """What Triton keeps of one replacement, to take it back."""
+
+    def restore(self) -> None: ...
+
+
+class _Launch:
+    """What was replaced during a launch, in which modules. Its end takes everything back, the last first."""
+
+    def __init__(self) -> None:
+        self.modules: set[ModuleType] = set()
+        self.replaced: list[Replaced] = []
+
+    def restore(self) -> None:
+        self.modules.clear()
+        while self.replaced:
+            self.replaced.pop().restore()
+
+
+def hasten(interpreter: Any) -> None:
+    """Change the module `triton.runtime.interpreter`; what a kernel computes stays as it was."""
+    interpreter._patch_lang = _once_a_launch(interpreter._patch_lang, {interpreter.tl, interpreter.tl.core})
+    interpreter._get_np_dtype = _once_a_type(interpreter._get_np_dtype)
+
+
+def _once_a_launch(replace: Any, modules: set[ModuleType]) -> Any:
+    """A launch asks first, and restores what it is given. Calls inside it ask too, and restore nothing."""
+    launch = _Launch()
+
+    @cache
+    def seen_by(function: Any) -> frozenset[ModuleType]:
+        return frozenset(value for value in function.__globals__.values() if isinstance(value, ModuleType)) & modules
+
+    def replace_once(function: Any) -> Replaced:
+        if not seen_by(function) <= launch.modules:
+            launch.modules |= seen_by(function)
+            launch.replaced.append(replace(function))
+        return launch
+
+    return replace_once
+
+
+def _once_a_type(look_up: Any) -> Any:
+    """By a type's name, which tells pointers and blocks of everything apart; not all of them can be hashed."""
+    known: dict[str, Any] = {}
+
+    def look_up_once(of: Any) -> Any:
+        if of.name not in known:
+            known[of.name] = look_up(of)
+        return known[of.name]
+
+    return look_up_once
