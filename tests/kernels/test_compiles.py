@@ -7,7 +7,6 @@ import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from threading import Timer
@@ -17,7 +16,7 @@ import pytest
 
 import weft.kernels
 from weft.kernels._jit import HAS_TRITON
-from weft.kernels.specialisation import CAPABILITIES
+from weft.kernels.specialisation import CAPABILITIES, sample, settings
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 
@@ -70,16 +69,14 @@ class Compiler:
         return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-@contextmanager
-def compiling(folder: Path) -> Iterator[Compiler]:
-    compiler = Compiler(folder)
-    with compiler.process:  # which ends with its standard input
-        yield compiler
-
-
 @pytest.fixture(scope="module")
-def compiler() -> Iterator[Compiler]:
-    with compiling(ROOT) as started:
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiler]:
+    """Of weft's kernels, and of those planted below."""
+    folder = tmp_path_factory.mktemp("planted")
+    (folder / "spilling.py").write_text(SPILLING)
+    (folder / "untimely.py").write_text(UNTIMELY)
+    started = Compiler(folder)
+    with started.process:  # which ends with its standard input
         yield started
 
 
@@ -102,8 +99,24 @@ def check(compiler: Compiler, name: str, capability: int, which: str) -> None:
 
 
 @pytest.mark.parametrize("name", KERNELS)
+def test_forms_of_every_setting_spill_nothing_on_hopper(compiler: Compiler, name: str) -> None:
+    check(compiler, name, 90, "sample")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", KERNELS)
 def test_every_form_that_is_launched_spills_nothing_on_hopper(compiler: Compiler, name: str) -> None:
     check(compiler, name, 90, "launched")
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_sample_holds_every_value_of_every_setting(name: str, capability: int) -> None:
+    forms = [form for form in importlib.import_module(f"weft.kernels.{name}").SPECIALISATIONS if not form.forced]
+    forms = [form for form in forms if capability in form.capabilities]
+    chosen = sample(forms)
+    assert set().union(*map(settings, chosen)) == set().union(*map(settings, forms))
+    assert len({form.name for form in chosen}) == len(chosen)
 
 
 @pytest.mark.parametrize("capability", OTHERS)
@@ -130,12 +143,8 @@ def test_512_programs_of_decode_attention_run_at_once_on_an_h200(compiler: Compi
 
     With three each, 512 programs of equal length take two turns, the second of which leaves most of the GPU idle.
     """
-    names = [
-        f"bf16-D128-{form}"
-        for form in ("P64-n32w4s3-new-whole-early", "P64-n32w4s3-new-early", "P16-n32w4s3-new-early")
-    ]
-    rows = {row["name"]: row for row in compiler.forms("weft.kernels.paged_decode", 90)}
-    for row in (rows[name] for name in names):
+    for form in ("P64-n32w4s3-new-whole-early", "P64-n32w4s3-new-early", "P16-n32w4s3-new-early"):
+        (row,) = compiler.forms("weft.kernels.paged_decode", 90, f"bf16-D128-{form}")
         places = 65_536 // (-(-row["registers"] // 8) * 8 * 128), 228 // (row["shared_bytes"] / 1024 + 1)
         assert min(places) >= 4, f"{row['name']}: {places}"
 
@@ -160,10 +169,8 @@ SPECIALISATIONS = [form("fits", 32), form("spills", 128), form("does_not_build",
 """
 
 
-def test_a_form_that_spills_and_one_that_does_not_build_are_convicted(tmp_path: Path) -> None:
-    (tmp_path / "planted.py").write_text(SPILLING)
-    with compiling(tmp_path) as compiler:
-        fits, spills, broken = compiler.forms("planted", 90)
+def test_a_form_that_spills_and_one_that_does_not_build_are_convicted(compiler: Compiler) -> None:
+    fits, spills, broken = compiler.forms("spilling", 90)
     assert fits["faults"] == []
     assert any("spills" in fault for fault in spills["faults"])
     assert broken["faults"]
@@ -220,10 +227,8 @@ SPECIALISATIONS = [form("right"), form("ahead", first="load", ahead=True), form(
 """
 
 
-def test_a_kernel_that_is_launched_early_and_does_not_wait_is_convicted(tmp_path: Path) -> None:
-    (tmp_path / "planted.py").write_text(UNTIMELY)
-    with compiling(tmp_path) as compiler:
-        rows = {row["name"]: row for row in compiler.forms("planted", 90)}
+def test_a_kernel_that_is_launched_early_and_does_not_wait_is_convicted(compiler: Compiler) -> None:
+    rows = {row["name"]: row for row in compiler.forms("untimely", 90)}
     assert rows["right"]["memory"] == ["wait", "load", "release", "store"]
     faults = {name: " ".join(row["faults"]) for name, row in rows.items()}
     assert faults["right"] == faults["ahead"] == ""

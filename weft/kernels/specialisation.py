@@ -3,9 +3,10 @@
 A kernel module lists in `SPECIALISATIONS` the forms it launches on real models. `compile_for` compiles one for a GPU
 that need not be there, so a machine without any can tell that a kernel builds, fits in shared memory and keeps its
 values in registers. As a program, `python -m weft.kernels.specialisation MODULE CAPABILITY` prints a JSON line for each
-form that is launched, with `first` for the first of them alone, with `forced` for those that only a forced choice
-launches; it must run without TRITON_INTERPRET, which turns kernels into Python functions. With `-` it reads such
-requests from standard input, one a line, and ends each answer with an empty line: torch is imported once for all.
+form that is launched, with `first` for the first of them alone, with `sample` for a few in which every setting occurs,
+with `forced` for those that only a forced choice launches, with a form's name for that one; it must run without
+TRITON_INTERPRET, which turns kernels into Python functions. With `-` it reads such requests from standard input, one a
+line, and ends each answer with an empty line: torch is imported once for all.
 """
 
 import importlib
@@ -14,7 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -171,12 +172,39 @@ def compile_for(form: Specialisation, capability: int) -> Resources:
     )
 
 
+def settings(form: Specialisation) -> frozenset[tuple[Any, str, str]]:
+    """What a form is compiled with, each value by itself, of the kernel that it is a form of."""
+    values = {**form.constants, **form.signature, **form.options, "warps": form.num_warps, "stages": form.num_stages}
+    aligned = {f"{name} aligned": name in form.aligned for name in form.signature}
+    return frozenset((form.kernel, name, repr(value)) for name, value in {**values, **aligned}.items())
+
+
+def sample(forms: Sequence[Specialisation]) -> list[Specialisation]:
+    """Few of these forms, each value of every setting among them: in turn the first of those that add most."""
+    missing = frozenset[tuple[Any, str, str]]().union(*map(settings, forms))
+    chosen: list[Specialisation] = []
+    while missing:
+        chosen.append(max(forms, key=lambda form: len(settings(form) & missing)))
+        missing -= settings(chosen[-1])
+    return chosen
+
+
+def _chosen(forms: Sequence[Specialisation], which: str) -> Sequence[Specialisation]:
+    launched = [form for form in forms if not form.forced]
+    groups = {
+        "launched": launched,
+        "first": launched[:1],
+        "sample": sample(launched),
+        "forced": [form for form in forms if form.forced],
+    }
+    return groups[which] if which in groups else [form for form in forms if form.name == which]
+
+
 def main(module: str, capability: int, which: str = "launched") -> int:
     """Print a JSON line for each of these forms of a kernel module; 1 if one of them does not build."""
     status = 0
     forms = [form for form in importlib.import_module(module).SPECIALISATIONS if capability in form.capabilities]
-    chosen = [form for form in forms if form.forced == (which == "forced")]
-    for form in chosen[:1] if which == "first" else chosen:
+    for form in _chosen(forms, which):
         try:
             resources = compile_for(form, capability)
             row = {**asdict(resources), "faults": resources.faults()}
@@ -192,6 +220,6 @@ if __name__ == "__main__":
     if sys.argv[1:] != ["-"]:
         sys.exit(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))
     for request in sys.stdin:
-        module_name, asked, *rest = request.split()
+        module_name, asked, *rest = request.strip().split(maxsplit=2)  # a form's name may hold spaces
         main(module_name, int(asked), *rest)
         print(flush=True)
