@@ -8,13 +8,30 @@ import torch
 
 from tests.kernels import smallest
 from weft import kernels
+from weft.benchmark.kernels.contender import RIGHT
 from weft.kernels import paged_decode
 
+# Of a request of two splits: what is launched.
+IN_PARTS = {
+    "paged decode, merge_parts": ["kernel", "merge"],
+    "paged decode, shares of a long request": ["kernel", "kernel"],
+}
 
-@pytest.mark.parametrize("name", list(smallest.cases()))
+
+def dtype_on(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+@pytest.mark.parametrize("name", [name for name in smallest.cases() if name not in IN_PARTS])
 def test_every_smallest_case_is_right(name: str, device: torch.device) -> None:
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    assert smallest.run(name, device, dtype) == 0
+    error = 100 * smallest.cases()[name](device, dtype_on(device))
+    assert RIGHT.met(error), f"error {error} %"
+
+
+def test_a_case_that_is_wrong_is_counted(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    errors = {"right": 0.0, "wrong": 0.5, "wrong too": 0.5, "nowhere": float("nan")}
+    monkeypatch.setattr(smallest, "cases", lambda: {name: lambda *_, e=e: e for name, e in errors.items()})
+    assert [smallest.run(part, device, torch.float32) for part in ("", "wrong", "right")] == [3, 2, 0]
 
 
 def test_every_kernel_is_among_them() -> None:
@@ -30,7 +47,7 @@ def test_every_kernel_is_among_them() -> None:
     assert {name for name in modules - inside if name not in text} == set()
 
 
-@pytest.mark.parametrize(("name", "launches"), [("merge_parts", ["kernel", "merge"]), ("shares", ["kernel", "kernel"])])
+@pytest.mark.parametrize(("name", "launches"), IN_PARTS.items(), ids=IN_PARTS)
 def test_a_request_of_two_splits_is_made_in_parts(
     name: str, launches: list[str], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,5 +65,5 @@ def test_a_request_of_two_splits_is_made_in_parts(
 
     monkeypatch.setattr(paged_decode, "paged_decode_kernel", Kernel())
     monkeypatch.setattr(paged_decode, "merge_parts", merged)
-    assert smallest.run(f"paged decode, {name}", device, torch.float32) == 0
+    assert smallest.run(name, device, dtype_on(device)) == 0
     assert found == launches

@@ -193,7 +193,7 @@ def test_small_operations_are_right(place: Place, monkeypatch: pytest.MonkeyPatc
     widths = small_operations.Widths(name="tiny", hidden=32, inner=48, packed=64, vocab_size=50, loss_tokens=5)
     seen = []
     for operation in small_operations.small_operations(widths):
-        if operation.inputs[0][0] > 64:
+        if operation.inputs[0][0] > 8:  # up to 64 rows are in tests/kernels/test_smallest.py
             continue
         rows = small_operations.small_rows(operation, widths, place)
         assert named(rows, "weft", f"{operation.name} error").verdict == "met", operation.name
