@@ -13,10 +13,9 @@ from weft.testing.remote.gpu_names import DEFAULT_GPU, checked_gpu
 
 def main() -> int:
     options = _options()
-    if options.collect:
-        print("--collect is not built yet: see the status table in README.md", file=sys.stderr)
-        return 2
     try:
+        if options.collect is not None:
+            return _collect(options)
         return _verify(options) if options.modal is None else _verify_on_modal(options)
     except WeftError as error:
         print(f"main.py: {error}", file=sys.stderr)
@@ -47,8 +46,43 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--modal", nargs="?", const=DEFAULT_GPU, metavar="GPU", help=f"run on a GPU of Modal's ({DEFAULT_GPU})"
     )
-    parser.add_argument("--collect", metavar="EXPERIMENT", help="run experiments into results/ (not built yet)")
-    return parser.parse_args()
+    parser.add_argument(
+        "--collect",
+        nargs="?",
+        const="",
+        metavar="EXPERIMENT",
+        help="measure instead: an experiment of `weft bench`, or all, into rows under results/ (or --json FILE)",
+    )
+    options = parser.parse_args()
+    if options.collect is not None:
+        for name in ("model", "prompts", "max_new_tokens", "dtype", "seed"):
+            if getattr(options, name) != parser.get_default(name):
+                parser.error(f"--{name.replace('_', '-')} belongs to the check; `weft bench` has options of its own")
+    return options
+
+
+def _collect(options: argparse.Namespace) -> int:
+    from weft.benchmark.collection import Desk, chosen, collect
+    from weft.benchmark.progress import show_bars, show_nothing
+
+    experiments = chosen(options.collect)
+    writable("--json", options.json)
+    progress = show_bars if sys.stderr.isatty() else show_nothing
+    root = Path(__file__).resolve().parent
+    where = {"device": options.device, "folder": root / "results", "file": options.json}
+    if options.modal is None:
+        return collect(list(experiments), Desk(experiments, **where).measure, progress)
+    gpu = checked_gpu(options.modal)
+
+    from weft.benchmark.remote_collection import RemoteDesk
+    from weft.testing.remote.modal_runner import ModalRunner
+
+    runner = ModalRunner(root, gpu, may_fetch=True)
+    runner.open()
+    try:
+        return collect(list(experiments), RemoteDesk(runner, **where).measure, progress)
+    finally:
+        runner.close()
 
 
 def _verify_on_modal(options: argparse.Namespace) -> int:

@@ -61,7 +61,10 @@ def test_a_missing_or_binary_file_is_an_error(tmp_path: Path) -> None:
     [
         (["--modal=V100"], "no GPU is named 'V100'"),
         (["--modal", "--json", "out.json"], "a Modal GPU has not"),
-        (["--collect", "all"], "--collect is not built yet"),
+        (["--collect"], "--collect names no experiment\nhint: one of continuous, "),
+        (["--collect", "kernel"], "did you mean 'kernels'? It is one of continuous, "),
+        (["--collect", "plan", "--modal=V100"], "no GPU is named 'V100'"),
+        (["--collect", "plan", "--json", "/nowhere/out.jsonl"], "/nowhere"),
         (["--dtype", "float128"], "float128"),
         (["--device", "cuda:99"], "cuda:99"),
         (["--model", "./nowhere"], "nowhere"),

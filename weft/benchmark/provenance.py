@@ -32,7 +32,7 @@ class Provenance:
         """Of this process and this `torch.device`. Measures for about a second."""
         import torch
 
-        commit, dirty = _commit()
+        commit, dirty = commit_of_tree()
         return cls(
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             commit=commit,
@@ -53,7 +53,7 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def _commit() -> tuple[str | None, bool | None]:
+def commit_of_tree() -> tuple[str | None, bool | None]:
     """The commit of the source tree and whether it was changed since; nothing for an installed package."""
     try:
         # A virtual environment may lie inside another project's repository: ask for this very file.

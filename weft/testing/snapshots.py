@@ -84,8 +84,16 @@ def device_key() -> str:
     """The device of this process as the name of a folder: `nvidia-h200`, or `cpu` where torch sees no GPU."""
     import torch
 
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return "-".join("".join(letter if letter.isalnum() else " " for letter in name.lower()).split())
+    return file_name(torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
+
+
+def file_name(device: str) -> str:
+    """A device's name as that of a file or folder.
+
+    >>> file_name("NVIDIA H100 80GB HBM3")
+    'nvidia-h100-80gb-hbm3'
+    """
+    return "-".join("".join(letter if letter.isalnum() else " " for letter in device.lower()).split())
 
 
 def differences(stored: dict[str, Any], found: dict[str, Any]) -> list[str]:

@@ -1,6 +1,6 @@
 """Experiments, found by name: each file here that defines `EXPERIMENT` is one. Cheap to import: no torch."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
@@ -9,6 +9,9 @@ from typing import Any
 from weft.benchmark.progress import Progress
 from weft.benchmark.row import Row
 
+# Of an experiment that is the same whatever device there is: its `collected`.
+ANYWHERE: Mapping[str, Mapping[str, Any]] = {"cpu": {}, "cuda": {}}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
@@ -16,12 +19,15 @@ class Experiment:
 
     options: a frozen dataclass of `option` fields; building it raises ConfigError for what makes no sense.
     run: measures and gives out the rows, targets included, as they come or all at the end.
+    collected: by the kind of device (`cpu`, `cuda`) what `main.py --collect` sets of the options there; on a kind that
+        is not named the experiment says nothing.
     """
 
     summary: str
     examples: tuple[str, ...]
     options: type[Any]
     run: Callable[[Any, Progress], Iterable[Row]]
+    collected: Mapping[str, Mapping[str, Any]]
 
 
 def known_experiments() -> dict[str, Experiment]:

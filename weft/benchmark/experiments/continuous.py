@@ -106,4 +106,5 @@ EXPERIMENT = Experiment(
     examples=("continuous", "continuous --repetitions 3 --json results/continuous.jsonl", "continuous --long 640"),
     options=ContinuousOptions,
     run=run,
+    collected={"cpu": {}, "cuda": {"shape": "llama-1b", "dtype": "bfloat16", "device": "cuda"}},
 )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weft import __version__
-from weft.benchmark.experiments import Experiment
+from weft.benchmark.experiments import ANYWHERE, Experiment
 from weft.benchmark.options import numbers, option
 from weft.benchmark.progress import Progress
 from weft.benchmark.row import Row, Target
@@ -86,4 +86,5 @@ EXPERIMENT = Experiment(
     examples=("gates", "gates --noise 5 --blocks 64", "gates --slower 0 --process 1 --runs 1000"),
     options=GatesOptions,
     run=run,
+    collected=ANYWHERE,
 )

@@ -153,4 +153,5 @@ EXPERIMENT = Experiment(
     examples=("kernels", "kernels --part decode,prefill", "kernels --json results/kernels.jsonl"),
     options=KernelsOptions,
     run=run,
+    collected={"cuda": {}},
 )

@@ -76,4 +76,5 @@ EXPERIMENT = Experiment(
     ),
     options=LadderOptions,
     run=run,
+    collected={"cuda": {}},
 )

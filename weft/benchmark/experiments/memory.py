@@ -77,4 +77,5 @@ EXPERIMENT = Experiment(
     examples=("memory", "memory --block-size 64 --in-flight 16 --json results/memory.jsonl"),
     options=MemoryOptions,
     run=run,
+    collected={"cpu": {}, "cuda": {"dtype": "bfloat16", "device": "cuda"}},
 )

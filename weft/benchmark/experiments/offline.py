@@ -217,4 +217,5 @@ EXPERIMENT = Experiment(
     ),
     options=OfflineOptions,
     run=run,
+    collected={"cpu": {}, "cuda": {"suite": "ladder,mixed64,big"}},
 )

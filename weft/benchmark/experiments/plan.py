@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from weft import __version__
-from weft.benchmark.experiments import Experiment
+from weft.benchmark.experiments import ANYWHERE, Experiment
 from weft.benchmark.options import numbers, option
 from weft.benchmark.progress import Progress
 from weft.benchmark.row import Row
@@ -107,4 +107,5 @@ EXPERIMENT = Experiment(
     examples=("plan", "plan --shape llama-1b --batch 1,8,64,128"),
     options=PlanOptions,
     run=run,
+    collected=ANYWHERE,
 )

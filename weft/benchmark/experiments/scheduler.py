@@ -9,7 +9,7 @@ from itertools import count
 from time import perf_counter
 
 from weft import __version__
-from weft.benchmark.experiments import Experiment
+from weft.benchmark.experiments import ANYWHERE, Experiment
 from weft.benchmark.measure import quantile
 from weft.benchmark.options import option
 from weft.benchmark.progress import Progress
@@ -205,4 +205,5 @@ EXPERIMENT = Experiment(
     examples=("scheduler", "scheduler --pools 100000 --running 64 --steps 1000 --json results/scheduler.jsonl"),
     options=SchedulerOptions,
     run=run,
+    collected=ANYWHERE,
 )

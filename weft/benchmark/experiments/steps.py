@@ -192,4 +192,5 @@ EXPERIMENT = Experiment(
     ),
     options=StepsOptions,
     run=run,
+    collected={"cuda": {"shape": "llama-190m,llama-1b,llama-8b", "batch": "1,8,32,64"}},
 )

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from weft import __version__
-from weft.benchmark.experiments import Experiment
+from weft.benchmark.experiments import ANYWHERE, Experiment
 from weft.benchmark.options import option
 from weft.benchmark.progress import Progress
 from weft.benchmark.row import Row, Target
@@ -118,4 +118,5 @@ EXPERIMENT = Experiment(
     examples=("text", "text --tokens 65536 --json results/text.jsonl"),
     options=TextOptions,
     run=run,
+    collected=ANYWHERE,
 )

@@ -73,6 +73,7 @@ def _run_tests(job: Job, root: Path, stamp: Stamp) -> Iterator[str]:
 
 
 def _run_program(job: Job, root: Path, stamp: Stamp) -> Iterator[str]:
+    before = fingerprints(root, job.artefact_folders)
     process = subprocess.Popen(
         [sys.executable, *job.program],
         stdin=subprocess.DEVNULL,
@@ -91,6 +92,8 @@ def _run_program(job: Job, root: Path, stamp: Stamp) -> Iterator[str]:
         process.stdout.close()
         process.kill()
         process.wait()
+    for path, content in changed(root, job.artefact_folders, before):
+        yield stamp("artefact", path=path, content=content)
     yield stamp("exit", code=code, tail="")
 
 
