@@ -10,7 +10,6 @@ import pytest
 from tests.unit.testing.test_remote_modal import Told
 from weft.benchmark.collection import collect
 from weft.benchmark.progress import show_nothing
-from weft.benchmark.provenance import commit_of_tree
 from weft.benchmark.remote_collection import RemoteDesk
 from weft.testing.remote.interface import Job
 from weft.testing.remote.subprocess_runner import SubprocessRunner
@@ -51,19 +50,21 @@ def lines(*rows: dict[str, Any]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def test_rows_are_added_to_those_of_their_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_added_to_those_of_their_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = tmp_path / "here"
     here.mkdir()
     (here / "h200.jsonl").write_text(lines(ROW | {"metric": "old"}))
     host = ROW | {"device": "AMD EPYC, 2 threads", "driver": None, "commit": "abc"}
+    monkeypatch.setattr("weft.benchmark.remote_collection.commit_of_tree", lambda: ("def", True))
     desk = RemoteDesk(there(tmp_path / "there", lines(ROW, host, ROW)), device="auto", folder=here)
     assert collect(["steps"], desk.measure, show_nothing) == 0
     found = kept(here)
     assert [row["metric"] for row in found["h200.jsonl"]] == ["old", "speed", "speed"]
     assert found["cpu.jsonl"] == [host], "a commit that was known there stands"
     assert set(found) == {"h200.jsonl", "cpu.jsonl"}, "nothing else of that folder is taken over"
-    commit, dirty = commit_of_tree()
-    assert [(row["commit"], row["dirty"]) for row in found["h200.jsonl"][1:]] == [(commit, dirty)] * 2
+    assert [(row["commit"], row["dirty"]) for row in found["h200.jsonl"][1:]] == [("def", True)] * 2
     told = capsys.readouterr().out
     assert "collecting --collect=steps --device=auto" in told
     assert "steps: measured, 3 rows" in told

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,7 @@ from weft.testing.remote import modal_runner
 from weft.testing.remote.events import Stamp, read_event
 from weft.testing.remote.interface import Job, Runner
 from weft.testing.remote.modal_runner import ModalRunner, left_out
-from weft.testing.remote.program import run_program
+from weft.testing.remote.program import follow_program, run_program
 from weft.testing.remote.subprocess_runner import SubprocessRunner
 
 pytest_plugins = ["pytester"]
@@ -167,3 +168,16 @@ def test_a_program_of_whose_end_nothing_is_heard_has_not_ended_well() -> None:
     for lines in ([], second, [*first, *second]):
         with pytest.raises(RemoteError, match="ended before the program did"):
             run_program(Told(*lines), ["main.py"])
+
+
+def test_files_of_a_lost_attempt_are_not_taken_over(tmp_path: Path) -> None:
+    lines = []
+    for attempt, files in (("A", ("lost", "both")), ("B", ("both",))):
+        stamp = Stamp(attempt)
+        content = b64encode(attempt.encode()).decode()
+        lines += [stamp("begin", environment={})]
+        lines += [stamp("artefact", path=f"results/{name}", content=content) for name in files]
+        lines += [stamp("exit", code=0, tail="")]
+    assert follow_program(Told(*lines), ["main.py"], folders=["results"], into=tmp_path) == 0
+    assert [file.name for file in (tmp_path / "results").iterdir()] == ["both"]
+    assert (tmp_path / "results" / "both").read_text() == "B"
