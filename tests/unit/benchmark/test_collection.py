@@ -39,7 +39,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 def test_what_is_collected_are_options_that_the_experiment_has(kind: str) -> None:
     experiments = known_experiments()
     assert {name for name, experiment in experiments.items() if "cpu" not in experiment.collected} == {
-        *("kernels", "ladder", "steps"),
+        *("kernels", "ladder", "prefill", "steps"),
     }
     for name, experiment in experiments.items():
         assert "cuda" in experiment.collected, "a GPU's machine measures everything"
@@ -50,8 +50,9 @@ def test_what_is_collected_are_options_that_the_experiment_has(kind: str) -> Non
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_an_experiment_leaves_rows_with_their_provenance(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("weft.benchmark.provenance.calibrate", lambda device: {"copy_gb_per_s": 1.0})
     assert collect([name], desk(tmp_path).measure, show_nothing) == 0
     found = rows(tmp_path)
     assert {row["experiment"] for row in found} == {name}
@@ -61,7 +62,7 @@ def test_an_experiment_leaves_rows_with_their_provenance(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", sorted({*SMALL} - {*MEASURED, "ladder", "steps"}))
+@pytest.mark.parametrize("name", sorted({*SMALL} - {*MEASURED, "ladder", "prefill", "steps"}))
 def test_every_experiment_of_a_cpu_can_be_collected(
     name: str, tmp_path: Path, tiny_model: str, text_model: str
 ) -> None:
@@ -160,7 +161,7 @@ def test_main_collects_into_its_own_folder(
     monkeypatch.setattr(main, "__file__", str(tmp_path / "main.py"))
     monkeypatch.setattr(sys, "argv", ["main.py", "--collect", "all", "--device", "cpu"])
     assert main.main() == 1, "some of the fake ones fail"
-    assert "4 of 10 experiments measured, 10 rows; failed: gates, offline, text" in capsys.readouterr().out
+    assert "4 of 11 experiments measured, 10 rows; failed: gates, offline, text" in capsys.readouterr().out
     assert len(rows(tmp_path / "results")) == 10
     file = tmp_path / "own.jsonl"
     monkeypatch.setattr(sys, "argv", ["main.py", "--collect", "plan", "--device", "cpu", "--json", str(file)])

@@ -31,6 +31,15 @@ SMALL: dict[str, dict[str, Any]] = {
         "steps": 5,
         "repetitions": 2,
     },
+    "prefill": {
+        "shape": "llama-tiny",
+        "device": "cpu",
+        "dtype": "float32",
+        "prompts": "6,40",
+        "budget": 16,
+        "tokens": 80,
+        "repetitions": 2,
+    },
     "gates": {"slower": "0,10", "runs": 2, "blocks": 8, "measures": 1},
     "ladder": {
         "shape": "llama-tiny",
@@ -229,7 +238,7 @@ def test_the_command_prints_a_table_and_appends_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("weft.benchmark.provenance.calibrate", lambda device: {"copy_gb_per_s": 1.0})
-    unnamed = ("gates", "ladder", "plan", "scheduler", "steps")
+    unnamed = ("gates", "ladder", "plan", "prefill", "scheduler", "steps")
     model = {} if name in unnamed else {"model": text_model if name == "text" else tiny_model}
     given = SMALL[name] | model | ({"systems": "weft"} if name == "offline" else {})
     arguments = [part for key, value in given.items() for part in (f"--{key.replace('_', '-')}", str(value))]

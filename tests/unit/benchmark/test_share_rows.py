@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from weft.benchmark.shares import DECODE_TOLERANCE, decode_shares
+from weft.benchmark.shares import DECODE_TOLERANCE, PREFILL_TOLERANCE, decode_shares, prefill_shares
 from weft.testing.snapshots import ShareSnapshot, share_difference
 
 BASELINES = Path(__file__).parents[2] / "perf" / "baselines"
@@ -15,18 +15,30 @@ BASELINES = Path(__file__).parents[2] / "perf" / "baselines"
 
 def measured(*, step_ms: float = 1.0, copies: float = 4000.0, batch: int = 8) -> dict[str, Any]:
     """The row of one simulated run of `weft bench steps`."""
+    case = f"llama-1b: {batch} requests at a context of 2,048"
+    return share_of(decode_shares, "steps", "decode step", case, step_ms, copies)
+
+
+def prompts(*, prompt_ms: float = 10.0, products: float = 750_000.0, length: int = 2048) -> dict[str, Any]:
+    """The row of one simulated run of `weft bench prefill`."""
+    case = f"llama-1b: 32 prompts of {length:,} tokens, steps of 2,048"
+    return share_of(prefill_shares, "prefill", "a prompt", case, prompt_ms, products)
+
+
+def share_of(shares: Any, experiment: str, metric: str, case: str, value: float, rate: float) -> dict[str, Any]:
     record = {
-        "experiment": "steps",
-        "metric": "decode step",
-        "case": f"llama-1b: {batch} requests at a context of 2,048",
+        "experiment": experiment,
+        "metric": metric,
+        "case": case,
         "model": "llama-1b",
         "dtype": "bfloat16",
-        "value": step_ms,
+        "value": value,
         "spread": 0.01,
-        "calibration": {"copy_gb_per_s": copies},
+        "calibration": {"copy_gb_per_s": rate, "gemm_gflop_per_s": rate},
     } | dict.fromkeys(("date", "commit", "dirty", "device", "driver", "python", "torch", "triton", "notes"), "here")
     others = [record | {"value": 9.0, name: "another"} for name in ("experiment", "metric")]
-    (share,) = decode_shares([*others, record, *others]).values()
+    (share,) = shares([*others, record, *others]).values()
+    assert isinstance(share, dict)
     return share
 
 
@@ -50,6 +62,25 @@ def test_a_slow_day_moves_nothing_and_a_slower_step_does() -> None:
         assert holds(stored, measured(step_ms=factor))
     for factor in (1.08, 1.1, 2.0):
         assert not holds(stored, measured(step_ms=factor))
+
+
+def test_a_share_of_products_is_operations_over_time_over_their_rate() -> None:
+    matrices = 16 * 2048 * (2 * 2048 + 2 * 512 + 3 * 8192)
+    attention = 16 * 4 * 2048 * 2048 * 2048 / 2
+    operations = 2 * matrices * 2048 + attention + 2 * 2048 * 128_256
+    assert prompts()["value"] == pytest.approx(operations / 10e-3 / 750_000e9, abs=1e-4)
+    assert prompts(length=8192)["value"] > 4 * prompts()["value"], "attention grows faster than the prompt"
+    assert prompts()["tolerance"] == PREFILL_TOLERANCE
+
+
+def test_a_slower_prefill_fails_and_a_slow_day_does_not() -> None:
+    for factor in (0.8, 1.3):
+        assert holds(prompts(), prompts(prompt_ms=10 * factor, products=750_000 / factor))
+    for factor in (0.93, 1.08):
+        assert holds(prompts(), prompts(prompt_ms=10 * factor))
+    for factor in (0.01, 0.9, 1.1, 2.0):
+        assert not holds(prompts(), prompts(prompt_ms=10 * factor))
+    assert not holds(measured(), prompts())
 
 
 @pytest.mark.parametrize("factor", [0.9, 0.5, 0.01])
@@ -76,4 +107,5 @@ def test_every_stored_share_says_where_it_comes_from() -> None:
     assert stored
     for row in stored:
         assert all(row[name] for name in ("date", "commit", "device", "driver", "torch", "triton", "calibration"))
-        assert row["tolerance"] == DECODE_TOLERANCE
+        tolerances = {"share of copy bandwidth": DECODE_TOLERANCE, "share of the GEMM rate": PREFILL_TOLERANCE}
+        assert row["tolerance"] == tolerances[row["metric"]]
