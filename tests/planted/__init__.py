@@ -40,6 +40,7 @@ CATALOGUE = Catalogue(
         "laws": judges.LAWS,
         "oracle": judges.ORACLE,
         "speed gates": gates.GATES,
+        "history": gates.HISTORY,
         "collection": gates.COLLECTION,
         "remote": remote.FAULTS,
     },

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.benchmark.ab.command import add_ab
+from weft.benchmark.changes_command import add_changes
 from weft.benchmark.experiments import Experiment, known_experiments
 from weft.config import ModelConfig, writable
 
@@ -19,7 +20,9 @@ def add_bench(commands: Any) -> None:
         allow_abbrev=False,
         help="measure speed and memory",
         description="Run one experiment and print what it measured beside its targets. A missed target is no error.",
-        epilog=_epilog([*(experiment.examples[0] for experiment in experiments.values()), "ab main"]),
+        epilog=_epilog(
+            [*(experiment.examples[0] for experiment in experiments.values()), "ab main", "changes history.jsonl"]
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     chosen = bench.add_subparsers(required=True, metavar="EXPERIMENT")
@@ -43,6 +46,7 @@ def add_bench(commands: Any) -> None:
         parser.add_argument("--json", type=Path, metavar="FILE", help="append the rows to FILE, one JSON object a line")
         parser.set_defaults(run=_run, experiment=experiment, experiment_name=name)
     add_ab(chosen)
+    add_changes(chosen)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -66,7 +66,7 @@ def test_an_experiment_leaves_rows_with_their_provenance(
 def test_every_experiment_of_a_cpu_can_be_collected(
     name: str, tmp_path: Path, tiny_model: str, text_model: str
 ) -> None:
-    models = {"text": text_model, "gates": None}
+    models = {"text": text_model, "gates": None, "nights": None}
     model = models.get(name, tiny_model)
     options = {} if model is None else {"model": model}
     assert collect([name], desk(tmp_path, **options).measure, show_nothing) == 0
@@ -161,8 +161,8 @@ def test_main_collects_into_its_own_folder(
     monkeypatch.setattr(main, "__file__", str(tmp_path / "main.py"))
     monkeypatch.setattr(sys, "argv", ["main.py", "--collect", "all", "--device", "cpu"])
     assert main.main() == 1, "some of the fake ones fail"
-    assert "4 of 11 experiments measured, 10 rows; failed: gates, offline, text" in capsys.readouterr().out
-    assert len(rows(tmp_path / "results")) == 10
+    assert "5 of 12 experiments measured, 12 rows; failed: gates, offline, text" in capsys.readouterr().out
+    assert len(rows(tmp_path / "results")) == 12
     file = tmp_path / "own.jsonl"
     monkeypatch.setattr(sys, "argv", ["main.py", "--collect", "plan", "--device", "cpu", "--json", str(file)])
     assert main.main() == 0

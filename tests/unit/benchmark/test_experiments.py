@@ -50,6 +50,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "repetitions": 1,
         "slow_requests": 2,
     },
+    "nights": {"lower": "0,30", "histories": 2, "nights": 50},
     "plan": {"shape": "llama-tiny", "max_num_seqs": 128},
     "text": {"tokens": 40, "repetitions": 2},
     "scheduler": {"pools": "64,256", "running": 8, "waiting": 32, "steps": 5, "lookup_tokens": 64, "block_size": 4},
@@ -238,7 +239,7 @@ def test_the_command_prints_a_table_and_appends_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("weft.benchmark.provenance.calibrate", lambda device: {"copy_gb_per_s": 1.0})
-    unnamed = ("gates", "ladder", "plan", "prefill", "scheduler", "steps")
+    unnamed = ("gates", "ladder", "nights", "plan", "prefill", "scheduler", "steps")
     model = {} if name in unnamed else {"model": text_model if name == "text" else tiny_model}
     given = SMALL[name] | model | ({"systems": "weft"} if name == "offline" else {})
     arguments = [part for key, value in given.items() for part in (f"--{key.replace('_', '-')}", str(value))]
