@@ -56,7 +56,10 @@ def attend(
     *,
     first_key: int = 0,
 ) -> Float[Tensor, "T H_q D"]:
-    """Attention of T queries over S keys, the last query at the last key. first_key: the position of the first key."""
+    """Attention of T queries over S keys, the last query at the last key.
+
+    first_key: the position of the first key, which the first query's window begins with.
+    """
     count, after = len(query), first_key + keys.shape[1]
     front = first_key % TILE
     tiles, of_values = (
@@ -73,7 +76,7 @@ def attend(
         asking = torch.arange(start, start + ROWS, device=query.device).repeat(group)[:, None]
         used = min(len(tiles), (start + ROWS - 1) // TILE - first_key // TILE + 1)
         scores = torch.cat([rows @ tile.transpose(1, 2) for tile in tiles[:used]], dim=-1) * spec.scale
-        shown = (places[: used * TILE] <= asking) & (places[: used * TILE] >= first_key)
+        shown = places[: used * TILE] <= asking
         if spec.window is not None:
             shown &= places[: used * TILE] > asking - spec.window
         weights = scores.masked_fill(~shown, -torch.inf).softmax(dim=-1).split(TILE, dim=-1)
