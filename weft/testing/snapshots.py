@@ -34,10 +34,22 @@ class CountSnapshot(JSONSnapshotExtension):
         return cls.dirname(test_location=test_location)
 
     def matches(self, *, serialized_data: Any, snapshot_data: Any) -> bool:
-        return not differences(json.loads(snapshot_data), json.loads(serialized_data))
+        return not [*self.diff_lines(serialized_data, snapshot_data)]
 
     def diff_lines(self, serialized_data: Any, snapshot_data: Any) -> Iterator[str]:
-        yield from differences(json.loads(snapshot_data), json.loads(serialized_data))
+        """What differs; a file that is not there or holds nothing of the kind differs, and says so."""
+        try:
+            stored = json.loads(snapshot_data)
+        except (TypeError, ValueError):  # syrupy gives nothing for a file that is not there
+            stored = None
+        if isinstance(stored, dict):
+            yield from self._differences(stored, json.loads(serialized_data))
+        else:
+            what = "the snapshot is no JSON object" if snapshot_data else "nothing was ever stored"
+            yield f"{what}: --snapshot-update writes what was found now"
+
+    def _differences(self, stored: dict[str, Any], found: dict[str, Any]) -> list[str]:
+        return differences(stored, found)
 
 
 class DeviceCountSnapshot(CountSnapshot):
@@ -55,11 +67,9 @@ class ShareSnapshot(DeviceCountSnapshot):
     than the tolerance fails as well: the baseline is stale, or the measurement is broken. So does another tolerance.
     """
 
-    def matches(self, *, serialized_data: Any, snapshot_data: Any) -> bool:
-        return not share_difference(json.loads(snapshot_data), json.loads(serialized_data))
-
-    def diff_lines(self, serialized_data: Any, snapshot_data: Any) -> Iterator[str]:
-        yield share_difference(json.loads(snapshot_data), json.loads(serialized_data))
+    def _differences(self, stored: dict[str, Any], found: dict[str, Any]) -> list[str]:
+        difference = share_difference(stored, found)
+        return [difference] if difference else []
 
 
 def share_difference(stored: dict[str, Any], found: dict[str, Any]) -> str:
@@ -69,7 +79,14 @@ def share_difference(stored: dict[str, Any], found: dict[str, Any]) -> str:
     ''
     >>> share_difference({"value": 0.5, "tolerance": 0.07}, {"value": 0.4, "tolerance": 0.07})
     'value: 0.5 -> 0.4 (-20.0 %), worse by more than 7 %'
+    >>> share_difference({"value": 0, "tolerance": 0.07}, {"value": 0, "tolerance": 0.07})
+    'stored: value=0 and tolerance=0.07 hold nothing: numbers above 0, the tolerance below 1'
     """
+    for whose, row in (("stored", stored), ("found", found)):
+        numbers = [row.get(name) for name in ("value", "tolerance")]
+        if not all(isinstance(number, int | float) and number > 0 for number in numbers) or not row["tolerance"] < 1:
+            named = "value={} and tolerance={}".format(*numbers)
+            return f"{whose}: {named} hold nothing: numbers above 0, the tolerance below 1"
     same = ("metric", "case", "tolerance")
     lines = differences({name: stored.get(name) for name in same}, {name: found.get(name) for name in same})
     old, new, tolerance = stored["value"], found["value"], stored["tolerance"]

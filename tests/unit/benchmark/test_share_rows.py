@@ -109,3 +109,24 @@ def test_every_stored_share_says_where_it_comes_from() -> None:
         assert all(row[name] for name in ("date", "commit", "device", "driver", "torch", "triton", "calibration"))
         tolerances = {"share of copy bandwidth": DECODE_TOLERANCE, "share of the GEMM rate": PREFILL_TOLERANCE}
         assert row["tolerance"] == tolerances[row["metric"]]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"value": 0},
+        {"value": -0.5},
+        {"value": nan},
+        {"value": "0.5"},
+        {"tolerance": nan},
+        {"tolerance": 1.0},
+        {"tolerance": None},
+    ],
+    ids=str,
+)
+def test_a_row_that_could_hold_anything_holds_nothing(fault: dict[str, Any]) -> None:
+    """A run that measured nothing, beside a baseline that measured nothing, is no gate."""
+    row = measured()
+    for stored, found in ((row | fault, row), (row, row | fault), (row | fault, row | fault)):
+        assert "hold nothing" in share_difference(stored, found)
+        assert not holds(stored, found)

@@ -54,3 +54,28 @@ def test_the_name_of_a_device_is_a_folder(monkeypatch: pytest.MonkeyPatch) -> No
     assert device_key() == "nvidia-rtx-6000-ada-48gb"
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert device_key() == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "nothing was ever stored: --snapshot-update writes what was found now"),
+        ("", "nothing was ever stored: --snapshot-update writes what was found now"),
+        ("<<<<<<< ours", "the snapshot is no JSON object: --snapshot-update writes what was found now"),
+        ("[20]", "the snapshot is no JSON object: --snapshot-update writes what was found now"),
+        ('{"steps": NaN}', "steps: nan -> 20"),
+    ],
+)
+def test_a_snapshot_that_is_no_snapshot_fails_in_words_and_is_mended_by_an_update(
+    pytester: pytest.Pytester, content: str | None, message: str
+) -> None:
+    here = baseline(pytester, "here")
+    if content is not None:
+        here.parent.mkdir(parents=True)
+        here.write_text(content)
+    result = costs(pytester)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"*{message}*"])
+    result.stdout.no_fnmatch_line("*Traceback*")
+    costs(pytester, "--snapshot-update").assert_outcomes(passed=1)
+    costs(pytester).assert_outcomes(passed=1)
