@@ -1,7 +1,7 @@
 """What every test of weft shares: shape annotations are checked, Hypothesis profiles, unset memory is NaN."""
 
+import importlib
 import os
-import sys
 from collections.abc import Iterator
 
 import jaxtyping
@@ -75,10 +75,11 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _interpreter_does_nothing_twice() -> None:
-    """Where kernels run in Triton's interpreter, and a test has asked for any."""
-    interpreter = sys.modules.get("triton.runtime.interpreter")
-    if interpreter is not None:
-        hasten(interpreter)
+    """Here and not when a test first asks for a kernel: an engine may be the first to do so."""
+    from weft.kernels._jit import HAS_TRITON, interpreting
+
+    if HAS_TRITON and interpreting():
+        hasten(importlib.import_module("triton.runtime.interpreter"))
 
 
 @pytest.fixture
