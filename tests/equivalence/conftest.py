@@ -42,10 +42,11 @@ def smollm2() -> Checkpoint:
 
 
 @pytest.fixture(scope="session")
-def smollm2_tokenizer(smollm2: Checkpoint) -> HubTokenizer:
-    return HubTokenizer(smollm2.tokenizer.folder, smollm2.tokenizer.gguf_file)
+def smollm2_tokenizer() -> HubTokenizer:
+    location = open_checkpoint("smollm2-135m").tokenizer
+    return HubTokenizer(location.folder, location.gguf_file)
 
 
 @pytest.fixture(scope="session")
-def smollm2_oracle(smollm2: Checkpoint) -> Oracle:
-    return Oracle(smollm2.tokenizer, dtype=torch.float32, device=torch.device("cpu"))
+def smollm2_oracle() -> Oracle:
+    return Oracle(open_checkpoint("smollm2-135m").tokenizer, dtype=torch.float32, device=torch.device("cpu"))

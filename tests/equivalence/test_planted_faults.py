@@ -1,5 +1,6 @@
 """The judge is tested: each fault is put in by hand, and the comparison that this folder rests on must convict it."""
 
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -42,8 +43,8 @@ def assert_convicted(comparison: Comparison) -> None:
     assert comparison.max_logit_difference > 3e-3  # thrice the tolerance: no conviction by a hair
 
 
-def test_without_a_fault_the_judge_acquits(reference: Continuation) -> None:
-    assert judge(reference, open_checkpoint("smollm2-135m")).verdict is Verdict.EQUAL
+def test_without_a_fault_the_judge_acquits(reference: Continuation, smollm2: Checkpoint) -> None:
+    assert judge(reference, smollm2).verdict is Verdict.EQUAL
 
 
 def test_skipping_the_qk_permutation_is_convicted(reference: Continuation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,8 +58,10 @@ def test_swapping_gate_and_up_is_convicted(reference: Continuation, monkeypatch:
     assert_convicted(judge(reference, open_checkpoint("smollm2-135m")))
 
 
-def test_an_epsilon_ten_times_too_small_is_convicted_by_logits_alone(reference: Continuation) -> None:
-    checkpoint = open_checkpoint("smollm2-135m")
+def test_an_epsilon_ten_times_too_small_is_convicted_by_logits_alone(
+    reference: Continuation, smollm2: Checkpoint
+) -> None:
+    checkpoint = copy(smollm2)
     assert checkpoint.config["rms_norm_eps"] == pytest.approx(1e-5)
     checkpoint.config = {**checkpoint.config, "rms_norm_eps": 1e-6}
     comparison = judge(reference, checkpoint)
@@ -67,7 +70,7 @@ def test_an_epsilon_ten_times_too_small_is_convicted_by_logits_alone(reference: 
 
 
 def test_positions_off_by_one_after_the_prompt_are_convicted(
-    reference: Continuation, monkeypatch: pytest.MonkeyPatch
+    reference: Continuation, smollm2: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward, prompt_length = Llama.forward, len(reference.prompt_token_ids)
 
@@ -75,10 +78,12 @@ def test_positions_off_by_one_after_the_prompt_are_convicted(
         return forward(self, token_ids, positions + (positions >= prompt_length).long(), ops)
 
     monkeypatch.setattr(Llama, "forward", shifted)
-    assert_convicted(judge(reference, open_checkpoint("smollm2-135m")))
+    assert_convicted(judge(reference, smollm2))
 
 
-def test_a_scale_one_percent_off_is_convicted(reference: Continuation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scale_one_percent_off_is_convicted(
+    reference: Continuation, smollm2: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     declared = Llama.attention_spec
 
     def off(self: Llama, layer: int, window: int | None = None) -> AttentionSpec:
@@ -86,11 +91,11 @@ def test_a_scale_one_percent_off_is_convicted(reference: Continuation, monkeypat
         return replace(spec, scale=spec.scale * 1.01)
 
     monkeypatch.setattr(Llama, "attention_spec", off)
-    assert_convicted(judge(reference, open_checkpoint("smollm2-135m")))
+    assert_convicted(judge(reference, smollm2))
 
 
 def test_positions_all_shifted_alike_are_no_fault_under_rotation(
-    reference: Continuation, monkeypatch: pytest.MonkeyPatch
+    reference: Continuation, smollm2: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward = Llama.forward
 
@@ -98,7 +103,7 @@ def test_positions_all_shifted_alike_are_no_fault_under_rotation(
         return forward(self, token_ids, positions + 7, ops)
 
     monkeypatch.setattr(Llama, "forward", shifted)
-    assert judge(reference, open_checkpoint("smollm2-135m")).verdict is Verdict.EQUAL
+    assert judge(reference, smollm2).verdict is Verdict.EQUAL
 
 
 @pytest.mark.parametrize("fault", ["token", "shorter", "longer", "reason", "logit", "nan"])

@@ -81,15 +81,20 @@ def references(folder: Path) -> list[Continuation]:
     return found
 
 
+# Backend, policy, chunk, and how linear layers multiply: each backend with either of these.
+SETTINGS = [
+    ("contiguous", "static", None, "plain"),
+    ("contiguous", "static", 1, "prepacked"),
+    ("contiguous", "fcfs", WINDOW - 1, "prepacked"),
+    ("paged_gather", "fcfs", None, "prepacked"),
+    ("paged_gather", "fcfs", WINDOW + 1, "plain"),
+]
+
+
 @pytest.mark.parametrize(
-    ("attention_backend", "policy", "max_chunk_tokens"),
-    [
-        ("contiguous", "static", None),
-        ("contiguous", "static", 1),
-        ("contiguous", "fcfs", WINDOW - 1),
-        ("paged_gather", "fcfs", None),
-        ("paged_gather", "fcfs", WINDOW + 1),
-    ],
+    ("attention_backend", "policy", "max_chunk_tokens", "cpu_linear"),
+    SETTINGS,
+    ids=["-".join(map(str, setting[:3])) for setting in SETTINGS],
 )
 def test_every_architecture_equals_huggingface_in_any_chunks(
     folder: Path,
@@ -97,6 +102,7 @@ def test_every_architecture_equals_huggingface_in_any_chunks(
     attention_backend: str,
     policy: str,
     max_chunk_tokens: int | None,
+    cpu_linear: str,
     device: str,
 ) -> None:
     config = EngineConfig.of(
@@ -105,19 +111,8 @@ def test_every_architecture_equals_huggingface_in_any_chunks(
         attention_backend=attention_backend,
         policy=policy,
         max_chunk_tokens=max_chunk_tokens,
+        cpu_linear=cpu_linear if device == "cpu" else "auto",
         max_num_seqs=4,
-    )
-    params = [SamplingParams(temperature=0, max_tokens=MAX_NEW_TOKENS)] * len(references)
-    subject = Subject(config, open_checkpoint(str(folder)))
-    assert_token_exact(references, subject.run([reference.prompt_token_ids for reference in references], params))
-
-
-@pytest.mark.parametrize("cpu_linear", ["plain", "prepacked"])
-def test_either_linear_layer_says_what_huggingface_says(
-    folder: Path, references: list[Continuation], cpu_linear: str
-) -> None:
-    config = EngineConfig.of(
-        model=str(folder), device="cpu", cpu_linear=cpu_linear, max_chunk_tokens=WINDOW + 1, max_num_seqs=4
     )
     params = [SamplingParams(temperature=0, max_tokens=MAX_NEW_TOKENS)] * len(references)
     subject = Subject(config, open_checkpoint(str(folder)))
