@@ -62,9 +62,30 @@ settings.register_profile(
 
 def pytest_configure(config: pytest.Config) -> None:
     """The profile that was asked for; else `nightly` where -m is, `ci` under CI, `dev` at a desk."""
+    _benchmark_alone(config)
     at_night = config.getoption("markexpr") == "nightly"
     default = "nightly" if at_night else "ci" if os.environ.get("CI") else "dev"
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", default))
+
+
+def _benchmark_alone(config: pytest.Config) -> None:
+    """pytest-benchmark measures with --benchmark-only, in one process, and is silent otherwise."""
+    if not hasattr(config.option, "benchmark_only"):
+        return  # not installed: nothing asks for it
+    if not config.option.benchmark_only:
+        config.option.benchmark_skip = True
+    elif hasattr(config.option, "dist"):
+        config.option.dist, config.option.tx, config.option.numprocesses = "no", [], 0
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tables are for eyes: they are deselected unless --benchmark-only asks for them, and for nothing else."""
+    if getattr(config.option, "benchmark_only", False):
+        return
+    tables = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
+    if tables:
+        config.hook.pytest_deselected(items=tables)
+        items[:] = [item for item in items if item not in tables]
 
 
 @pytest.fixture(autouse=True, scope="session")
