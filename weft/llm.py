@@ -83,6 +83,7 @@ class LLM:
         Raises: RequestError and its kinds before any work is done: every prompt is checked first, one bad prompt
             raises its own error with its index, several raise InvalidPromptsError with all of them.
         """
+        _check_switch("use_tqdm", use_tqdm)
         listed = cast("list[Prompt]", [prompts] if _is_one(prompts) else list(prompts))
         encoded = self._encode_all(listed, self._params_for(len(listed), sampling_params))
         return self._run(encoded, use_tqdm=use_tqdm)
@@ -107,6 +108,7 @@ class LLM:
         chat_template: in place of the model's own.   chat_template_kwargs: what else it reads.
         Raises: as `generate`; tools are refused.
         """
+        _check_switch("use_tqdm", use_tqdm)
         one = not isinstance(messages, Sequence) or not messages or isinstance(messages[0], Mapping)
         conversations = cast("list[Conversation]", [messages] if one or isinstance(messages, str) else list(messages))
         options = _chat_options(
@@ -270,6 +272,11 @@ def _chat_options(
     variables: Mapping[str, Any] | None,
     tools: object,
 ) -> dict[str, Any]:
+    for name, value in (
+        ("add_generation_prompt", False if add_generation_prompt is None else add_generation_prompt),
+        ("continue_final_message", continue_final_message),
+    ):
+        _check_switch(name, value)
     if tools is not None:
         raise RequestError(f"weft has no tool calls yet, got tools={shown(tools)}", hint="describe them in a message")
     if chat_template is not None and not isinstance(chat_template, str):
@@ -288,6 +295,12 @@ def _chat_options(
         "continue_final_message": continue_final_message,
         "chat_template": chat_template,
     }
+
+
+def _check_switch(name: str, value: object) -> None:
+    """What is neither would count as True, "no" among it."""
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} must be True or False, got {shown(value)}")
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:

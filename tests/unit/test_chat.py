@@ -108,6 +108,8 @@ def test_parts_of_text_are_one_text_to_a_template_that_reads_none(
 ) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
     assert tokenizer.chat(messages, chat_template=template) == text
+    nothing = [{"role": "user", "content": list[Any]()}]
+    assert tokenizer.chat(nothing, chat_template=template) == text.rstrip("\nab")
 
 
 def test_a_message_is_begun_or_continued_and_not_both(tokenizer: HubTokenizer) -> None:

@@ -136,3 +136,19 @@ def test_a_list_of_arrays_is_a_list_of_prompts(model: LLM) -> None:
     for prompt in (torch.tensor([[5], [6]]), [[torch.tensor([5])]], torch.tensor([True]), [[torch.tensor(True)]]):
         with pytest.raises(RequestError, match=r"prompt_token_ids\[0\] must be an integer"):
             model.generate(prompt, GREEDY, use_tqdm=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize("value", ["no", 0, 1, "", None, tuple], ids=repr)
+def test_a_switch_is_true_or_false(value: Any, model: LLM) -> None:
+    """ "no" would be yes, and a callable, which vLLM takes for its bar, a bar that nobody sees."""
+    chat: Any = [{"role": "user", "content": "row"}]
+    for name, call in (
+        ("use_tqdm", lambda: model.generate([5], GREEDY, use_tqdm=value)),
+        ("use_tqdm", lambda: model.chat(chat, GREEDY, use_tqdm=value)),
+        ("continue_final_message", lambda: model.chat(chat, GREEDY, continue_final_message=value)),
+        ("add_generation_prompt", lambda: model.stream_chat(chat, GREEDY, add_generation_prompt=value)),
+    ):
+        if name != "add_generation_prompt" or value is not None:
+            with pytest.raises(RequestError, match=f"^{name} must be True or False, got"):
+                call()

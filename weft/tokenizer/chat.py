@@ -64,7 +64,8 @@ def render(
         )
         return text
 
-    listed = [dict(message) for message in messages]
+    # No parts are no text, and not "[]".
+    listed = [{**message, "content": message["content"] or ""} for message in messages]
     try:
         with suppress(TypeError):  # a template that adds a text to a list
             text = rendered(listed)
