@@ -26,7 +26,7 @@ from weft.kernels.few_rows_gemm import (
 )
 from weft.kernels.specialisation import SHARED_MEMORY_BYTES
 
-SPLITS, INNER = 3, 592  # parts of 256 columns, where a third is 197.3; the last of 80
+SPLITS, INNER = 3, 560  # parts of 256, 256 and 48 columns; in steps of 64 and not 128 they would be of 192
 TILES = tuple(tile for tile in dict.fromkeys((*MANY, WIDE, MODEST, *CANDIDATES[2])) if tile.block_k <= 128)
 
 

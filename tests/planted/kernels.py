@@ -143,10 +143,10 @@ FAULTS = (
         killers=(_EDGES_OF_SPLITS,),
     ),
     _prefill(
-        name="a closed part goes on",
-        old="                total = tl.where(closed, 0.0, total)\n",
+        name="a part begins with the maximum of the one before",
+        old='                maximum = tl.where(closed, float("-inf"), maximum)\n',
         new="",
-        why="Weights of a part are counted again in the next.",
+        why="The next part is weighed by the largest score of all before it: the same number, and other bits.",
         killers=(_EDGES_OF_SPLITS,),
     ),
     _products(
@@ -157,7 +157,7 @@ FAULTS = (
         killers=(
             f"{_PRODUCTS}::test_planes_are_cut_by_the_matrix_alone",
             f"{_PRODUCTS}::test_no_tile_changes_a_bit_and_a_sum_is_that_of_its_planes[{{tile}}-150]".format(
-                tile="Tile(block_n=128, block_k=64, num_warps=8, num_stages=3, block_t=128)"
+                tile="Tile(block_n=64, block_k=128, num_warps=4, num_stages=4, block_t=None)"
             ),
         ),
     ),
