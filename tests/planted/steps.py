@@ -112,8 +112,8 @@ OVERLAP = (
     ),
     _pipeline(
         name="a step that raises is not forgotten",
-        old="            self._unread = None\n            self._scheduler.restart()\n",
-        new="            self._scheduler.restart()\n",
+        old="        self._unread = None\n        self._scheduler.restart()\n",
+        new="        self._scheduler.restart()\n",
         why="Its tokens are read into the plan of another.",
         killers=(f"{_OVERLAP}[whatever_raises_the_tokens_nobody_read_are_sampled_again]",),
     ),

@@ -334,7 +334,7 @@ FAULTS = [
     fault(
         "the loop reads a step from before a restart",
         whatever_raises_the_tokens_nobody_read_are_sampled_again,
-        ("pipeline", "            self._unread = None\n", ""),
+        ("pipeline", "        self._unread = None\n        self._scheduler", "        self._scheduler"),
     ),
 ]
 LAWS = sorted({fault.law.__name__: fault.law for fault in FAULTS}.items())
