@@ -118,8 +118,13 @@ def say(
 
 def alone(place: Place, folder: Path, prompt: list[int], length: int, params: SamplingParams = GREEDY) -> Continuation:
     """With every other mode at its simplest, and its prompt in one piece."""
+    return _alone(place, folder, tuple(prompt), length, params)
+
+
+@cache
+def _alone(place: Place, folder: Path, prompt: tuple[int, ...], length: int, params: SamplingParams) -> Continuation:
     config = place.config(folder, max_num_seqs=1, enable_prefix_caching=False, enforce_eager=True, overlap=False)
-    (said,) = say(config, [prompt], length, params)
+    (said,) = say(config, [list(prompt)], length, params)
     return said
 
 
@@ -193,17 +198,17 @@ def assert_same_in_a_way(place: Place, folder: Path, options: dict[str, Any]) ->
 
 
 def ways() -> list[Any]:
-    """On a GPU all of them; by default on a CPU each way with one model, and the rest by night."""
-    on_a_gpu = [
-        pytest.param(*where.values, *way, marks=pytest.mark.gpu)
-        for where, way in product(ON_A_GPU, product(MODELS, WAYS))
-    ]
+    """In bfloat16 on a GPU all of them; elsewhere each way with one model, and on CPUs the rest by night."""
     chosen = {(name, index) for index, name in zip(range(len(WAYS)), cycle(MODELS), strict=False)}
-    on_a_cpu = [
-        pytest.param(where, name, way, marks=[] if where is CPU and (name, index) in chosen else [pytest.mark.nightly])
-        for where, name, (index, way) in product(ON_A_CPU, MODELS, enumerate(WAYS))
-    ]
-    return [*on_a_cpu, *on_a_gpu]
+    found = []
+    for where, name, (index, way) in product([*ON_A_CPU, *ON_A_GPU], MODELS, enumerate(WAYS)):
+        marks, place = ([], where) if isinstance(where, Place) else (list(where.marks), where.values[0])
+        if place.is_cpu and not (place is CPU and (name, index) in chosen):
+            marks = [pytest.mark.nightly]
+        elif place.dtype == "float32" and (name, index) not in chosen:
+            continue
+        found.append(pytest.param(place, name, way, marks=marks))
+    return found
 
 
 @pytest.mark.parametrize(("place", "model", "options"), ways(), ids=str)
