@@ -7,8 +7,8 @@ from weft.testing.planted.fault import Fault
 _ENGINES = "tests/equivalence/test_batch_invariance.py"
 _CROWD = f"{_ENGINES}::test_a_request_says_among_others_what_it_says_alone"
 _WAYS = f"{_ENGINES}::test_neither_chunks_nor_blocks_nor_a_cached_prefix_show"
-_OPERATIONS = "tests/unit/layers/test_fixed_order.py"
-_ATTENTION = "tests/unit/attention/test_fixed_order.py"
+_OPERATIONS = "tests/unit/layers/test_fixed_order_operations.py"
+_ATTENTION = "tests/unit/attention/test_fixed_order_attention.py"
 _BUILDING = "tests/unit/inference/test_engine_building.py"
 _operations = partial(Fault, file="weft/layers/fixed_order.py", tier="tests/unit")
 _attention = partial(Fault, file="weft/attention/fixed_order.py", tier="tests/unit")
