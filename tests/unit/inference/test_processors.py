@@ -82,6 +82,26 @@ def test_a_bad_word_that_begins_with_the_whole_text_is_excluded() -> None:
     assert found.isinf().nonzero().tolist() == [[0, 6]]
 
 
+def test_no_token_stands_before_the_first_whichever_a_bad_word_begins_with() -> None:
+    words = [[token, 4, token] for token in range(VOCAB)]
+    found = processed([Asked([4], 1, {"bad_words": words})], logits_of(0))
+    assert not found.isinf().any()
+
+
+def test_a_bad_word_may_begin_with_any_token_and_waits_for_it() -> None:
+    for token in range(VOCAB - 1):
+        found = processed([Asked([4, token + 1], 1, {"bad_words": [[token, 6]]})], logits_of(0))
+        assert not found.isinf().any()
+        found = processed([Asked([4, token], 1, {"bad_words": [[token, 6]]})], logits_of(0))
+        assert found.isinf().nonzero().tolist() == [[0, 6]]
+
+
+def test_with_the_last_of_min_tokens_an_answer_may_end() -> None:
+    for said, held_back in ((1, True), (2, True), (3, False), (4, False)):
+        found = processed([Asked([4] * (2 + said), 2, {"min_tokens": 3}, frozenset(EOS))], logits_of(0))
+        assert bool(found.isinf().any()) == held_back
+
+
 @given(
     biases=st.dictionaries(tokens, st.sampled_from([-100.0, -1.5, 0.0, 0.25, 100.0]), min_size=1),
     seed=st.integers(0, 99),
