@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -78,7 +79,7 @@ class StepProcessing:
         self._device = device
         edits = (
             self._allowing(rows),
-            self._words(rows),
+            *self._words(rows),
             self._holding(rows),
             self._biasing(rows),
             self._repetition(rows),
@@ -99,10 +100,14 @@ class StepProcessing:
         places = self._places(allowed)
         return lambda logits, tokens: allow_only(logits, whole, places)
 
-    def _words(self, rows: Sequence[ProcessedRow]) -> Edit | None:
+    def _words(self, rows: Sequence[ProcessedRow]) -> list[Edit]:
+        """Words of about one length together, or a long one would fill up thousands of short ones to its own."""
         words = [(row, last, first) for row in rows for last, first in row.processing.words]
-        if not words:
-            return None
+        by_length = sorted(words, key=lambda word: _room(len(word[2])))
+        groups = groupby(by_length, key=lambda word: _room(len(word[2])))
+        return [self._words_alike(list(alike)) for _, alike in groups]
+
+    def _words_alike(self, words: Sequence[tuple[ProcessedRow, int, tuple[int, ...]]]) -> Edit:
         longest = max(len(first) for _, _, first in words)
         beginnings = [[-1] * (longest - len(first)) + list(first) for _, _, first in words]
         places = self._sent(torch.tensor([row.place * self._vocab_size + last for row, last, _ in words]))
@@ -178,3 +183,12 @@ class StepProcessing:
         # Pinned, so that the copy waits for nobody; a simulated device has no host memory.
         pinned = self._device.type == "cuda" and torch.cuda.is_available()
         return (tensor.pin_memory() if pinned else tensor).to(self._device, non_blocking=True)
+
+
+def _room(length: int) -> int:
+    """Tokens that a word's beginning is given room for: sixteen, or up to twice as many as it has.
+
+    >>> _room(0), _room(16), _room(17), _room(8400)
+    (16, 16, 32, 16384)
+    """
+    return 16 if length <= 16 else 1 << (length - 1).bit_length()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ from transformers import (
 from tests.unit.inference.processed import Asked, plan_of, processed, state_of
 from weft.inference.plan import StepPlan
 from weft.inference.processing import Processing, rehearse
-from weft.inference.processors import penalise_count
+from weft.inference.processors import exclude_words, penalise_count
 
 VOCAB = 23
 EOS = (3, 7)
@@ -100,6 +101,20 @@ def test_with_the_last_of_min_tokens_an_answer_may_end() -> None:
     for said, held_back in ((1, True), (2, True), (3, False), (4, False)):
         found = processed([Asked([4] * (2 + said), 2, {"min_tokens": 3}, frozenset(EOS))], logits_of(0))
         assert bool(found.isinf().any()) == held_back
+
+
+def test_one_long_word_does_not_make_thousands_of_others_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def seen(logits: Tensor, places: Tensor, beginnings: Tensor, *rest: Tensor) -> None:
+        sizes.append(beginnings.numel())
+        exclude_words(logits, places, beginnings, *rest)
+
+    monkeypatch.setattr("weft.inference.step_processing.exclude_words", seen)
+    words = [[token % VOCAB, token // VOCAB] for token in range(VOCAB**2)] + [[5] * 60]
+    found = processed([Asked([4, 5], 1, {"bad_words": words})], logits_of(0))
+    assert found.isinf().all()
+    assert sum(sizes) <= VOCAB**2 + 64
 
 
 @given(
