@@ -68,6 +68,20 @@ FAULTS = (
         killers=(f"{_ATTENTION}::test_a_querys_bits_are_those_of_its_sequence_however_it_is_cut[2-2-50]",),
     ),
     _attention(
+        name="a value that is not finite spoils its tile",
+        old="is_spoilt = bool(spoilt.any())",
+        new="is_spoilt = False",
+        why="Infinity times a weight of 0 is nan: how a prompt was cut said whether its request failed.",
+        killers=(f"{_ATTENTION}::test_what_overflowed_shows_where_it_is_seen_and_nowhere_else[values-inf-4]",),
+    ),
+    _attention(
+        name="a value that is not finite counts as nothing where it is seen",
+        old="total = total.masked_fill(sees, torch.nan)",
+        new="pass",
+        why="A request that overflowed would go on with other numbers, and nobody would know.",
+        killers=(f"{_ATTENTION}::test_what_overflowed_shows_where_it_is_seen_and_nowhere_else[values-inf-4]",),
+    ),
+    _attention(
         name="a machine on which attention depends on places is let through",
         old="            and torch.equal(weights, among)\n",
         new="",

@@ -59,13 +59,17 @@ def attend(
     """Attention of T queries over S keys, the last query at the last key.
 
     first_key: the position of the first key, which the first query's window begins with.
+    A query that sees a value which is not finite gives nan; one that does not see it shares a tile with it unharmed.
     """
     count, after = len(query), first_key + keys.shape[1]
     front = first_key % TILE
-    tiles, of_values = (
-        functional.pad(part.float(), (0, 0, front, -after % TILE)).unflatten(1, (-1, TILE)).unbind(1)
-        for part in (keys, values)
-    )
+    filled = [functional.pad(part.float(), (0, 0, front, -after % TILE)) for part in (keys, values)]
+    # Infinity times a weight of 0 is nan, and how a sequence is cut says which hidden keys a tile holds.
+    spoilt = ~filled[1].isfinite().all(dim=-1)
+    is_spoilt = bool(spoilt.any())
+    if is_spoilt:
+        filled[1] = filled[1].masked_fill(spoilt[..., None], 0.0)
+    tiles, of_values = (part.unflatten(1, (-1, TILE)).unbind(1) for part in filled)
     group = spec.num_query_heads // spec.num_kv_heads
     blocks = functional.pad(query.float(), (0, 0, 0, 0, 0, -count % ROWS)).split(ROWS)
     places = torch.arange(first_key - front, after + -after % TILE, device=query.device)
@@ -83,6 +87,9 @@ def attend(
         total = weights[0] @ of_values[0]
         for part, tile in zip(weights[1:], of_values[1:used], strict=True):
             total = total + part @ tile
+        if is_spoilt:
+            sees = (shown & spoilt[:, None, : used * TILE]).any(dim=-1, keepdim=True)
+            total = total.masked_fill(sees, torch.nan)
         attended.append(total.unflatten(1, (group, ROWS)).permute(2, 0, 1, 3).flatten(1, 2))
     return torch.cat(attended)[:count].to(query.dtype)
 

@@ -50,6 +50,24 @@ def test_a_querys_bits_are_those_of_its_sequence_however_it_is_cut(
         assert torch.equal(part, whole[end - count : end]), (count, end)
 
 
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("poison", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("part", ["keys", "values"])
+def test_what_overflowed_shows_where_it_is_seen_and_nowhere_else(window: int | None, poison: float, part: str) -> None:
+    """A key beside it in its tile, before it or past its window, must not say how the sequence was cut."""
+    attention = spec(2, 1, window)
+    query, keys, values = (part[0] for part in random_inputs(20, 20, attention))
+    query = query.transpose(0, 1)
+    {"keys": keys, "values": values}[part][0, 5, 3] = poison
+    whole = attend(query, keys, values, attention)
+    for end in range(1, 21):
+        first = 0 if window is None else max(0, end - window)
+        alone = attend(query[end - 1 : end], keys[:, first:end], values[:, first:end], attention, first_key=first)[0]
+        torch.testing.assert_close(alone, whole[end - 1], rtol=0, atol=0, equal_nan=True)
+        if part == "values":
+            assert alone.isfinite().all().item() == (not first <= 5 < end)
+
+
 def test_gradients_through_packed_sequences_are_those_of_plain_attention() -> None:
     rotary = RotaryTable(RopeConfig.of({"max_position_embeddings": 64}, 8), 64, dtype=torch.float32, device=CPU)
     heads = HeadTransform(4, 2, 8, rotary)
