@@ -8,7 +8,7 @@ tile by tile. Computed in float32 throughout and rounded once, where `sdpa` roun
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -63,13 +63,10 @@ def attend(
     """
     count, after = len(query), first_key + keys.shape[1]
     front = first_key % TILE
-    filled = [functional.pad(part.float(), (0, 0, front, -after % TILE)) for part in (keys, values)]
-    # Infinity times a weight of 0 is nan, and how a sequence is cut says which hidden keys a tile holds.
-    spoilt = ~filled[1].isfinite().all(dim=-1)
-    is_spoilt = bool(spoilt.any())
-    if is_spoilt:
-        filled[1] = filled[1].masked_fill(spoilt[..., None], 0.0)
-    tiles, of_values = (part.unflatten(1, (-1, TILE)).unbind(1) for part in filled)
+    tiles, of_values = (
+        functional.pad(part.float(), (0, 0, front, -after % TILE)).unflatten(1, (-1, TILE)).unbind(1)
+        for part in (keys, values)
+    )
     group = spec.num_query_heads // spec.num_kv_heads
     blocks = functional.pad(query.float(), (0, 0, 0, 0, 0, -count % ROWS)).split(ROWS)
     places = torch.arange(first_key - front, after + -after % TILE, device=query.device)
@@ -84,14 +81,35 @@ def attend(
         if spec.window is not None:
             shown &= places[: used * TILE] > asking - spec.window
         weights = scores.masked_fill(~shown, -torch.inf).softmax(dim=-1).split(TILE, dim=-1)
-        total = weights[0] @ of_values[0]
-        for part, tile in zip(weights[1:], of_values[1:used], strict=True):
-            total = total + part @ tile
-        if is_spoilt:
-            sees = (shown & spoilt[:, None, : used * TILE]).any(dim=-1, keepdim=True)
-            total = total.masked_fill(sees, torch.nan)
+        total = _summed(weights, of_values[:used])
+        if not total.isfinite().all():
+            total = _summed_of_finite(weights, of_values[:used], shown)
         attended.append(total.unflatten(1, (group, ROWS)).permute(2, 0, 1, 3).flatten(1, 2))
     return torch.cat(attended)[:count].to(query.dtype)
+
+
+def _summed(
+    weights: Sequence[Float[Tensor, "H_kv rows TILE"]], values: Sequence[Float[Tensor, "H_kv TILE D"]]
+) -> Float[Tensor, "H_kv rows D"]:
+    total = weights[0] @ values[0]
+    for part, tile in zip(weights[1:], values[1:], strict=True):
+        total = total + part @ tile
+    return total
+
+
+def _summed_of_finite(
+    weights: Sequence[Float[Tensor, "H_kv rows TILE"]],
+    values: Sequence[Float[Tensor, "H_kv TILE D"]],
+    shown: Bool[Tensor, "rows S"],
+) -> Float[Tensor, "H_kv rows D"]:
+    """The same sums, of hidden values as if they were zeros; who sees one that is not finite gives nan.
+
+    Infinity times a weight of 0 is nan, and how a sequence is cut says which hidden keys a tile holds.
+    """
+    spoilt = [~tile.isfinite().all(dim=-1) for tile in values]
+    clean = [tile.masked_fill(rows[..., None], 0.0) for tile, rows in zip(values, spoilt, strict=True)]
+    sees = (shown & torch.cat(spoilt, dim=-1)[:, None]).any(dim=-1, keepdim=True)
+    return _summed(weights, clean).masked_fill(sees, torch.nan)
 
 
 def check_places(specs: Sequence[AttentionSpec], device: torch.device) -> None:
