@@ -267,7 +267,10 @@ class ExecutionConfig:
                 f"overlap must be True, False or None, got {shown(self.overlap)}", hint="None overlaps on CUDA only"
             )
         if not isinstance(self.batch_invariant, bool) and self.batch_invariant != "auto":
-            raise ConfigError(f"batch_invariant must be True, False or 'auto', got {shown(self.batch_invariant)}")
+            raise ConfigError(
+                f"batch_invariant must be True, False or 'auto', got {shown(self.batch_invariant)}",
+                hint="'auto' is off wherever the mode costs more than 5 %",
+            )
         named("ExecutionConfig", operations=self.operations)
         if self.operations not in OPERATIONS:
             raise ConfigError(f"unknown operations={self.operations!r}", hint="one of " + ", ".join(OPERATIONS))
