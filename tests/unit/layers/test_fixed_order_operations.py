@@ -90,12 +90,17 @@ class DependsOnPlace(Linear):
         return super().forward(x) * (1 + 1e-6 * torch.arange(len(x)))[:, None]
 
 
+class PackedDependsOnPlace(PrepackedLinear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + 1e-6 * torch.arange(len(x)))[:, None]
+
+
 @pytest.mark.parametrize("packs", [False, True])
 def test_a_product_in_which_a_rows_place_shows_is_refused_before_anyone_is_served(packs: bool) -> None:
     linear = filled(Linear(8, (16,), **HERE))
     good = PrepackedLinear(linear) if packs else linear
     check_places(nn.ModuleList([good]), **HERE)
-    bad = filled(DependsOnPlace(8, (24,), **HERE))
+    bad = PackedDependsOnPlace(filled(Linear(8, (24,), **HERE))) if packs else filled(DependsOnPlace(8, (24,), **HERE))
     with pytest.raises(ConfigError, match=r"products of equal rows by 1 \[24, 8\] differ") as caught:
         check_places(nn.ModuleList([good, bad]), **HERE)
     assert "batch_invariant=False" in str(caught.value.hint)
