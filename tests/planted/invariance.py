@@ -83,7 +83,7 @@ FAULTS = (
     ),
     _attention(
         name="a machine on which attention depends on places is let through",
-        old="            and torch.equal(weights, among)\n",
+        old="torch.equal(weights, among) and ",
         new="",
         why="What the mode promises would hang on the machine.",
         killers=(f"{_ATTENTION}::test_a_machine_on_which_a_rows_place_shows_is_refused",),

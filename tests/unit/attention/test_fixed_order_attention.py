@@ -10,7 +10,9 @@ from weft.attention.fixed_order import TILE, attend, check_places
 from weft.attention.interface import AttentionSpec
 from weft.attention.packed import packed
 from weft.errors import ConfigError
+from weft.layers.fixed_order import ROWS
 from weft.layers.heads import HeadTransform
+from weft.layers.norm import RMSNorm
 from weft.layers.rope import RopeConfig, RotaryTable
 
 CPU = torch.device("cpu")
@@ -107,3 +109,46 @@ def test_a_machine_on_which_a_rows_place_shows_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr(fixed_order.torch.Tensor, "softmax", by_width)
     with pytest.raises(ConfigError, match="cannot be kept on this machine: attention of 6 heads"):
         check_places(specs, CPU)
+
+
+@pytest.mark.parametrize("width", [TILE, 16], ids=["scores", "attended"])
+def test_a_machine_whose_products_show_a_rows_place_is_refused(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    product = Tensor.__matmul__
+
+    def by_place(rows: Tensor, other: Tensor) -> Tensor:
+        found = product(rows, other)
+        return found * (1 + 1e-6 * torch.arange(found.shape[1]))[:, None] if found.shape[-1] == width else found
+
+    monkeypatch.setattr(Tensor, "__matmul__", by_place)
+    with pytest.raises(ConfigError, match="cannot be kept on this machine: attention of 6 heads"):
+        check_places([spec(6, 2, None)], CPU)
+
+
+def test_heads_with_norms_are_made_eight_rows_at_a_time() -> None:
+    seen: list[int] = []
+
+    class Watched(HeadTransform):
+        def forward(self, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            seen.append(len(qkv))
+            query, key, value = super().forward(qkv, positions)
+            return query, key, value
+
+    rotary = RotaryTable(RopeConfig.of({"max_position_embeddings": 64}, 8), 64, dtype=torch.float32, device=CPU)
+    norm = RMSNorm(8, 1e-5, dtype=torch.float32, device=CPU)
+    torch.nn.init.ones_(norm.weight)
+    qkv = torch.randn(11, 64, generator=torch.Generator().manual_seed(0))
+    packed([spec(4, 2, None)], [4, 7], fixed_order=True)(0, qkv, torch.arange(11), Watched(4, 2, 8, rotary, norm, norm))
+    assert seen == [ROWS, ROWS]
+
+
+def test_a_packed_sequence_is_what_it_is_alone() -> None:
+    rotary = RotaryTable(RopeConfig.of({"max_position_embeddings": 64}, 8), 64, dtype=torch.float32, device=CPU)
+    heads, lengths = HeadTransform(4, 2, 8, rotary), [5, 1, 30]
+    pieces = torch.randn(sum(lengths), 64, generator=torch.Generator().manual_seed(0)).split(lengths)
+    positions = [torch.arange(length) for length in lengths]
+    together = packed([spec(4, 2, 3)], lengths, fixed_order=True)(0, torch.cat(pieces), torch.cat(positions), heads)
+    alone = [
+        packed([spec(4, 2, 3)], [length], fixed_order=True)(0, qkv, places, heads)
+        for length, qkv, places in zip(lengths, pieces, positions, strict=True)
+    ]
+    assert torch.equal(together, torch.cat(alone))

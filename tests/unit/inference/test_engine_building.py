@@ -129,6 +129,35 @@ def test_a_machine_that_cannot_keep_batch_invariance_says_so_at_start(
     assert "batch_invariant=False" in str(caught.value.hint)
 
 
+def test_attention_is_looked_at_before_anyone_is_served(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr("weft.inference.backing.check_attention", lambda specs, _device: seen.append(len(specs)))
+    layers = len(build(batch_invariant=True).model.attention_specs)
+    assert seen == [layers]
+
+
+class OfMatrices(torch.nn.ModuleList):
+    """A model to whom looks at matrices alone."""
+
+    attention_specs = ()
+
+    def logits(self, *_: object) -> None: ...
+
+    def weight_slots(self) -> None: ...
+
+
+def test_a_matrix_that_the_one_kernel_cannot_read_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("weft.kernels._jit.HAS_TRITON", True)
+    placement = place(ModelConfig(model="m", device="cpu", cpu_linear="plain"), None)
+    check = back(ExecutionConfig(operations="fused", batch_invariant=True), placement).check
+    assert check is not None
+    narrow = [Linear(width, (16,), dtype=torch.float32, device=torch.device("cpu")) for width in (4, 8, 2)]
+    check(OfMatrices(narrow[:2]), placement)
+    with pytest.raises(ConfigError, match=r"cannot multiply by 2 \[16, 2\]: its rows are no multiple of 16 bytes"):
+        check(OfMatrices(narrow), placement)
+
+
 def test_a_backend_whose_sums_have_no_fixed_order_serves_unless_it_is_asked_for(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
