@@ -19,7 +19,7 @@ from weft.layers.norm import RMSNorm, rms_norm
 from weft.layers.operations import PlainOperations
 from weft.layers.prepacked import PrepackedLinear
 
-ROWS = 8  # on two cores eight rows of SmolLM2 cost what one does, and a long prompt no more than in one piece
+ROWS = 8  # more would be padding beside a lone request, fewer would read every matrix more often for a prompt
 
 
 def by_blocks(
