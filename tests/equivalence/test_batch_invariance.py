@@ -295,11 +295,12 @@ def test_kernels_give_a_request_the_same_bits_in_company_and_in_chunks(tmp_path:
             assert not torch.equal(expected.logits, found.logits), "the mode does nothing"
 
 
+@pytest.mark.parametrize(
+    "place", [CPU, pytest.param(ON_A_CPU[2], marks=pytest.mark.nightly), ON_A_GPU[1]], ids=str
+)  # tier A is of float32
 @pytest.mark.parametrize("model", MODELS)
 def test_it_says_what_huggingface_says(place: Place, folder_of: Callable[[str], Path], model: str) -> None:
     """Tier A: the order of sums is another one, and nothing else."""
-    if place.dtype != "float32":
-        pytest.skip("tier A is of float32")
     folder = folder_of(model)
     oracle = Oracle(open_checkpoint(str(folder)).tokenizer, dtype=torch.float32, device=torch.device("cpu"))
     references = [oracle.generate(prompt_of(length, length), 8) for length in (3, 150, 21)]

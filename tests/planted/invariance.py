@@ -111,6 +111,15 @@ FAULTS = (
         why="A machine that cannot keep the promise would serve.",
         killers=(f"{_BUILDING}::test_a_machine_that_cannot_keep_batch_invariance_says_so_at_start",),
     ),
+    Fault(
+        name="a machine's attention is never looked at",
+        file="weft/attention/paged_gather.py",
+        old="            check_places(specs, device)\n",
+        new="            pass\n",
+        why="A machine that cannot keep the promise would serve.",
+        tier="tests/unit",
+        killers=(f"{_BUILDING}::test_attention_is_looked_at_before_anyone_is_served[paged_gather]",),
+    ),
     _choice(
         name="a sum is cut by the batch",
         old="summed=few.planes is not None and (shape.rows > MOST_SPLIT_ROWS or shape.has_bias))",

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.attention.fixed_order import FixedOrderAttend
+from weft.attention.fixed_order import FixedOrderAttend, check_places
 from weft.attention.interface import AttentionSpec
 from weft.attention.ragged import RaggedAttend, Span, spans_of
 from weft.batch import Batch
@@ -99,6 +99,8 @@ class Contiguous:
         spec = specs[0]
         assert all((s.num_kv_heads, s.head_dim) == (spec.num_kv_heads, spec.head_dim) for s in specs), "one geometry"
         shape = (2, len(specs), geometry.num_blocks + 1, spec.num_kv_heads, geometry.block_size, spec.head_dim)
+        if self._fixed_order:
+            check_places(specs, device)
         slab = torch.empty(shape, dtype=dtype, device=device)
         return ContiguousCache(slab, specs, fixed_order=self._fixed_order)
 

@@ -89,6 +89,6 @@ class HasFixedOrder(Protocol):
         """The same backend, of which a token's bits follow from its own sequence alone.
 
         Neither what else the step holds may show, nor how the sequence was cut into chunks and blocks, nor whether a
-        part of it was found in the cache.
+        part of it was found in the cache. Where a machine cannot keep that, `allocate` raises ConfigError.
         """
         ...

@@ -9,14 +9,12 @@ import torch
 from torch import nn
 
 from weft.attention import PREFERRED, find_backend
-from weft.attention.fixed_order import check_places as check_attention
 from weft.attention.interface import AttentionBackend, AttentionSpec, HasFixedOrder
 from weft.config import ExecutionConfig
 from weft.errors import ConfigError
 from weft.inference.placement import Placement
 from weft.kernels._jit import interpreting, runs_on
-from weft.layers.fixed_order import FixedOrderOperations
-from weft.layers.fixed_order import check_places as check_products
+from weft.layers.fixed_order import FixedOrderOperations, check_places
 from weft.layers.fused import FusedOperations
 from weft.layers.kernel_choice import batch_invariant, forced
 from weft.layers.linear import Linear
@@ -29,7 +27,7 @@ class Backing:
     """name: of the operations, in words.   operations: makes one step's of its attention.   is_plain: in torch alone.
 
     batch_invariant: nothing but a request's own sequence may show in its bits.
-    check: raises ConfigError if this model cannot keep that on this machine.
+    check: raises ConfigError if this model's products cannot keep that on this machine; a cache looks after itself.
     """
 
     name: str
@@ -109,8 +107,7 @@ def back(config: ExecutionConfig, placement: Placement) -> Backing:
 
 def _check_places(model: Model, placement: Placement) -> None:
     assert isinstance(model, nn.Module)
-    check_products(model, placement.dtype, placement.device)
-    check_attention(model.attention_specs, placement.device)
+    check_places(model, placement.dtype, placement.device)
 
 
 def _check_widths(model: Model, placement: Placement) -> None:

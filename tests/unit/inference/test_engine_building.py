@@ -129,10 +129,15 @@ def test_a_machine_that_cannot_keep_batch_invariance_says_so_at_start(
     assert "batch_invariant=False" in str(caught.value.hint)
 
 
-def test_attention_is_looked_at_before_anyone_is_served(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", ["paged_gather", "contiguous"])
+def test_attention_is_looked_at_before_anyone_is_served(
+    backend: str, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[int] = []
-    monkeypatch.setattr("weft.inference.backing.check_attention", lambda specs, _device: seen.append(len(specs)))
-    layers = len(build(batch_invariant=True).model.attention_specs)
+    monkeypatch.setattr(f"weft.attention.{backend}.check_places", lambda specs, _device: seen.append(len(specs)))
+    layers = len(build(attention_backend=backend).model.attention_specs)
+    assert not seen
+    build(attention_backend=backend, batch_invariant=True)
     assert seen == [layers]
 
 
