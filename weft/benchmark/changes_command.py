@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,25 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _records(file: Path) -> list[dict[str, Any]]:
+    hint = "a file that `--json FILE` has written"
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
-        records = [json.loads(line) for line in lines]
-        sound = all(_is_row(record) for record in records)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} holds no rows: {error}", hint="a file that `--json FILE` has written") from error
-    if not sound:
-        raise ConfigError(f"{file} holds no rows", hint="a file that `--json FILE` has written")
+        raise ConfigError(f"{file} holds no rows: {error}", hint=hint) from error
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{file}, line {number} is no row: {error}", hint=hint) from error
+        if not _is_row(records[-1]):
+            raise ConfigError(f"{file}, line {number} is no row: {line[:80]}", hint=hint)
     return records
 
 
 def _is_row(record: Any) -> bool:
     texts = ("device", "experiment", "case", "system", "metric", "unit", "date")
-    return isinstance(record, dict) and all(isinstance(record.get(name), str) for name in texts) and "value" in record
+    if not isinstance(record, dict) or not all(isinstance(record.get(name), str) for name in texts):
+        return False
+    value = record.get("value")
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)

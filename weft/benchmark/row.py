@@ -4,6 +4,7 @@ import json
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from os import SEEK_END
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -96,6 +97,19 @@ def append_json(rows: Sequence[Row], provenance: Provenance, path: Path) -> None
 
 
 def append_line(record: Mapping[str, Any], path: Path) -> None:
-    """Add an object to the file, which need not exist yet. Raises: ValueError for a NaN, which JSON does not know."""
+    """Add an object to the file, which need not exist yet. Raises: ValueError for a NaN, which JSON does not know.
+
+    A last line that somebody was kept from ending stays by itself.
+    """
+    line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+        file.write(("\n" if _is_torn(path) else "") + line)
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether the file ends in the middle of a line; a device or a pipe has no end."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, SEEK_END)
+        return file.read(1) != b"\n"

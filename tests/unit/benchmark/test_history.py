@@ -100,7 +100,19 @@ def test_what_holds_no_rows_is_an_error(
     if content is not None:
         file.write_text(content)
     assert main(["bench", "changes", str(file)]) == 2
-    assert "holds no rows" in capsys.readouterr().err
+    assert ("line 1 is no row" if content else "holds no rows") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["abc", [1], {}, None, True, float("nan"), float("inf")], ids=str)
+def test_a_value_that_is_no_number_is_an_error_that_names_its_line(
+    value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "rows.jsonl", BEFORE[:3])
+    lines = file.read_text().splitlines()
+    lines[1] = json.dumps(json.loads(lines[1]) | {"value": value})
+    file.write_text("\n".join(lines))
+    assert main(["bench", "changes", str(file)]) == 2
+    assert "line 2 is no row" in capsys.readouterr().err
 
 
 def test_rows_of_the_simulation() -> None:

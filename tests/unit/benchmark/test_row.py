@@ -89,3 +89,13 @@ def test_this_machine_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     assert here.torch == torch.__version__
     assert "thread" in here.device
     assert here.driver is None
+
+
+def test_a_row_is_not_lost_behind_a_line_that_somebody_was_kept_from_ending(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"experiment": "ker')
+    for value in (1.0, 2.0):
+        append_json([ROW.of("speed", [value], "x")], PROVENANCE, file)
+    torn, *rows = file.read_text().splitlines()
+    assert torn == '{"experiment": "ker'
+    assert [json.loads(row)["value"] for row in rows] == [1.0, 2.0]
