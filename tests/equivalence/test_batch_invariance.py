@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from weft import LLM
-from weft.attention.packed import packed
+from weft.attention.packed import packed, packed_on
 from weft.config import EngineConfig
 from weft.inference.backing import back
 from weft.inference.placement import place as placed
 from weft.inference.sampling_params import SamplingParams
+from weft.layers.operations import Attend
 from weft.models.checkpoint.source import open_checkpoint
 from weft.testing import assert_bitwise
 from weft.testing.continuation import Continuation
@@ -253,8 +254,9 @@ def test_a_prompt_scores_as_its_tokens_did_when_they_were_said_and_as_in_trainin
     scored = [[_only(place) for place in answer.prompt_logprobs[-12:] if place] for answer in again]
     assert scored == expected
 
-    trained = scores_in_training(llm, place, sequences)
-    assert [scores[-12:].tolist() for scores in trained] == expected
+    for attend in attends(llm, place, [len(sequence) for sequence in sequences]):
+        trained = scores_in_training(llm, place, sequences, attend)
+        assert [scores[-12:].tolist() for scores in trained] == expected
 
 
 def _only(place: dict[int, Any]) -> float:
@@ -263,11 +265,19 @@ def _only(place: dict[int, Any]) -> float:
     return logprob
 
 
-def scores_in_training(llm: LLM, place: Place, sequences: Sequence[list[int]]) -> list[Tensor]:
+def attends(llm: LLM, place: Place, lengths: Sequence[int]) -> list[Attend]:
+    """Attention over these sequences: by the engine's backend, and in plain torch where that is the engine's."""
+    config, specs = EngineConfig.of(model="-", **place.options_of()), llm.engine.model.attention_specs
+    placement = placed(config.model, None)
+    backend = back(config.execution, placement).attention(config.cache.attention_backend, specs, placement)
+    found = [packed_on(backend, specs, lengths, dtype=placement.dtype, device=placement.device)]
+    return [*found, packed(specs, lengths, fixed_order=True)] if place.is_cpu else found
+
+
+def scores_in_training(llm: LLM, place: Place, sequences: Sequence[list[int]], attend: Attend) -> list[Tensor]:
     """Of each token but the first of each sequence, by one forward pass of the engine's own model."""
     config, model = EngineConfig.of(model="-", **place.options_of()), llm.engine.model
-    backing = back(config.execution, placed(config.model, None))
-    ops = backing.operations(packed(model.attention_specs, [len(one) for one in sequences], fixed_order=True))
+    ops = back(config.execution, placed(config.model, None)).operations(attend)
     device = torch.device(place.device)
     token_ids = torch.tensor([token for one in sequences for token in one], device=device)
     positions = torch.cat([torch.arange(len(one), device=device) for one in sequences])

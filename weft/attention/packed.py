@@ -1,16 +1,20 @@
-"""Attention over whole sequences side by side, with no cache: what training and scoring call, gradients included.
+"""Attention over whole sequences side by side, as training and scoring call it.
 
 In fixed order a sequence's bits are those of an engine that serves it batch-invariantly, whatever is packed beside it.
+`packed` is plain torch with no cache, gradients included; `packed_on` is a backend's own forward pass.
 """
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from weft.attention.fixed_order import FixedOrderAttend
-from weft.attention.interface import AttentionSpec
+from weft.attention.interface import AttentionBackend, AttentionSpec
 from weft.attention.ragged import RaggedAttend, Span
+from weft.batch import Batch, GroupTables, SamplingRows
+from weft.config import CacheConfig, Limits
 from weft.layers.operations import Attend
 
 
@@ -42,3 +46,35 @@ def packed(specs: Sequence[AttentionSpec], lengths: Sequence[int], *, fixed_orde
         spans.append(Span(first, first + length, 0, length))
         first += length
     return (FixedOrderAttend if fixed_order else RaggedAttend)(PackedStore(spans), specs, spans)
+
+
+def packed_on(
+    backend: AttentionBackend,
+    specs: Sequence[AttentionSpec],
+    lengths: Sequence[int],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Attend:
+    """The same by a backend, as one step whose cache holds these sequences and goes with the Attend: no gradients."""
+    limits = Limits(
+        max_num_seqs=len(lengths), max_num_batched_tokens=sum(lengths), max_model_len=max(lengths)
+    )
+    geometry = backend.geometry(limits, CacheConfig())
+    cache = backend.allocate(specs, geometry, dtype, device)
+    size = geometry.block_size
+    tables = torch.arange(geometry.num_blocks).view(len(lengths), -1)
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    slots = tables[rows, positions // size] * size + positions % size
+    nothing = torch.zeros(0, dtype=torch.long, device=device)
+    batch = Batch(
+        token_ids=torch.zeros_like(positions).to(device),
+        positions=positions.to(device),
+        sequence_lengths=torch.tensor(lengths, device=device),
+        query_starts=torch.tensor([0, *lengths], device=device).cumsum(0),
+        groups=(GroupTables(block_tables=tables.to(device), slot_mapping=slots.to(device)),),
+        logit_rows=nothing,
+        sampling=SamplingRows(temperatures=nothing.float(), seeds=nothing, positions=nothing, any_noise=False),
+    )
+    return cache.prepare(batch)
