@@ -57,9 +57,7 @@ def packed_on(
     device: torch.device,
 ) -> Attend:
     """The same by a backend, as one step whose cache holds these sequences and goes with the Attend: no gradients."""
-    limits = Limits(
-        max_num_seqs=len(lengths), max_num_batched_tokens=sum(lengths), max_model_len=max(lengths)
-    )
+    limits = Limits(max_num_seqs=len(lengths), max_num_batched_tokens=sum(lengths), max_model_len=max(lengths))
     geometry = backend.geometry(limits, CacheConfig())
     cache = backend.allocate(specs, geometry, dtype, device)
     size = geometry.block_size
