@@ -55,10 +55,10 @@ class OneSequence:
         )
 
     def decoded(self, lengths: Sequence[int], tiles: InvariantTiles, **options: int | bool) -> Tensor:
-        """The last row of each of these requests; `programs`, `lend` and `split` as `paged_decode` takes them."""
+        """The last row of each of these requests; as `paged_decode` takes them."""
         rows = self.query[[length - 1 for length in lengths]]
         counts = [1] * len(lengths)
-        given = {"tile": tiles.decode, "split": tiles.split} | options
+        given = {"tile": tiles.decode, "split": tiles.split, "fixed_order": True} | options
         return paged_decode(
             rows, self.keys(lengths, counts), self.scoring, num_query_heads=self.num_query_heads, **given
         )

@@ -17,6 +17,7 @@ from weft.kernels.few_rows_gemm import (
     MANY,
     MANY_ROWS,
     MODEST,
+    NARROW,
     WIDE,
     Tile,
     block_t_of,
@@ -56,7 +57,7 @@ def test_a_row_among_any_number_of_others(count: int, device: torch.device) -> N
     """At every edge of a tile of rows; as it is chosen for a Hopper."""
     x, weight = factors(count, 40, device)
     for outer in (24, 40):
-        tile = tile_of(count, outer, 2, doubled=False, compute_capability=90)
+        tile = tile_of(count, outer, INNER, 2)
         whole = few_rows_gemm(x, weight[:outer].contiguous(), splits=SPLITS, tile=tile)
         for row in {0, 15, 16, 63, 64, 127, 128, count - 1} & set(range(count)):
             alone = few_rows_gemm(x[row : row + 1].contiguous(), weight[:outer].contiguous(), splits=SPLITS)
@@ -64,7 +65,7 @@ def test_a_row_among_any_number_of_others(count: int, device: torch.device) -> N
 
 
 @pytest.mark.parametrize("count", [150, pytest.param(20, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("tile", [*TILES, NARROW], ids=str)
 def test_no_tile_changes_a_bit_and_a_sum_is_that_of_its_planes(tile: Tile, count: int, device: torch.device) -> None:
     x, weight = factors(count, 40, device)
     expected = in_order(few_rows_gemm(x, weight, splits=SPLITS, tile=MODEST))
@@ -108,26 +109,36 @@ def test_tiles_of_programs_that_go_together_cover_every_tile_once(device: torch.
     assert torch.equal(few_rows_gemm(x, weight, tile=tile), few_rows_gemm(x, weight, tile=MODEST))
 
 
-def test_the_few_rows_that_were_fast_are_launched_as_before() -> None:
+def test_few_rows_take_the_usual_tile_but_for_tall_matrices_and_for_low_ones() -> None:
     for count in (1, 16, 33, MANY_ROWS - 1):
-        for width in (1024, 4096, 14_336, 128_256):
-            assert tile_of(count, width, 2, doubled=True, compute_capability=90) == CANDIDATES[2][0]
+        for width in (8192, 14_336, 128_256):
+            assert tile_of(count, width, 4096, 2, doubled=True) == CANDIDATES[2][0]
             tall = width > 16_384 and block_t_of(count) == 64
-            expected = WIDE if tall else CANDIDATES[2][0]
-            assert tile_of(count, width, 2, doubled=False, compute_capability=90) == expected
-            assert tile_of(count, width, 2, doubled=False, compute_capability=80) == MODEST
+            assert tile_of(count, width, 4096, 2) == (WIDE if tall else CANDIDATES[2][0])
+            assert tile_of(count, width, 4096, 2, compute_capability=80) == MODEST
+        assert tile_of(count, 1024, 1024, 2, planes=2) == tile_of(count, 3072, 2048, 2) == NARROW
+        assert tile_of(count, 1024, 1024, 2, planes=8) == CANDIDATES[2][0]
+        assert tile_of(count, 1024, 1000, 2, planes=3) == CANDIDATES[2][0]  # its parts would be others
 
 
-def test_many_rows_take_the_largest_tile_that_keeps_every_multiprocessor_busy() -> None:
+def test_many_rows_take_the_largest_tile_that_keeps_most_multiprocessors_busy() -> None:
     chosen = {
-        (count, width, doubled): tile_of(count, width, 2, doubled=doubled, compute_capability=90)
-        for count, width, doubled in ((96, 4096, True), (2048, 4096, False), (2048, 4096, True), (512, 4096, False))
+        (count, width, doubled): tile_of(count, width, 4096, 2, planes=4, doubled=doubled)
+        for count, width, doubled in (
+            (96, 4096, True),
+            (512, 6144, False),
+            (2048, 6144, False),
+            (2048, 3072, False),  # 192 programs of the largest tile are two turns, 384 of its halves three
+            (512, 2816, True),
+            (2048, 2048, True),
+            (256, 4096, True),
+        )
     }
-    assert list(chosen.values()) == [CANDIDATES[2][0], MANY[0], MANY[1], MANY[1]]
+    assert list(chosen.values()) == [CANDIDATES[2][0], MANY[0], MANY[0], MANY[1], MANY[1], MANY[1], MANY[2]]
     for tile in MANY:
         rows = tile.block_n + (tile.block_t or 0)
         assert rows * tile.block_k * tile.num_stages * 2 < SHARED_MEMORY_BYTES[90]
-    assert [has_room_for_a_gate(tile) for tile in MANY] == [False, True]
+    assert [has_room_for_a_gate(tile) for tile in MANY] == [False, True, True]
 
 
 def test_planes_are_cut_by_the_matrix_alone() -> None:

@@ -6,6 +6,7 @@ those with one through the same decode kernel, so that a request's bits do not d
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -75,21 +76,34 @@ class PagedTritonAttend:
         self, qkv: Float[Tensor, "T_total packed"], paged: PagedKeys, scoring: Scoring, new: NewTokens, count: int
     ) -> Float[Tensor, "T_total attended"]:
         """A position has the same bits in a prompt as in a decode: its key is read from the pool like all others."""
-        query = rotate_and_write(
-            qkv, new.positions, new.slots, new.rotation, self._pool, paged.layer, num_query_heads=count
-        ).flatten(1)
+        num_kv_heads, head_dim = self._pool.shape[4:]
         tiles = invariant_tiles(
             self._pool.dtype,
-            self._pool.shape[-1],
+            head_dim,
+            group=count // num_kv_heads,
             soft_cap=scoring.soft_cap is not None,
             compute_capability=capability(self._pool.device),
         )
-        attended, split = None, tiles.split
-        if not self._one_each:
-            attended = paged_prefill(
-                query, paged, scoring, num_query_heads=count, skip_single=True, tile=tiles.prefill, split=split
-            )
-        return paged_decode(query, paged, scoring, num_query_heads=count, out=attended, tile=tiles.decode, split=split)
+        decode = partial(
+            paged_decode,
+            paged=paged,
+            scoring=scoring,
+            num_query_heads=count,
+            fixed_order=True,
+            tile=tiles.decode,
+            split=tiles.split,
+        )
+        if self._one_each and new.rotation.query_norm is None:  # a norm sums a head in an order of its own launch
+            return decode(qkv, new=new)
+        query = rotate_and_write(
+            qkv, new.positions, new.slots, new.rotation, self._pool, paged.layer, num_query_heads=count
+        ).flatten(1)
+        if self._one_each:
+            return decode(query)
+        attended = paged_prefill(
+            query, paged, scoring, num_query_heads=count, skip_single=True, tile=tiles.prefill, split=tiles.split
+        )
+        return decode(query, out=attended)
 
 
 def rotation_of(heads: HeadTransform) -> HeadRotation:

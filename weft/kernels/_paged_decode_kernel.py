@@ -3,11 +3,28 @@
 WHOLE takes all splits of a request and merges them in registers; else a program takes a run of them and stores parts.
 With SHARES the runs are those that `_paged_decode_shares` gives to long requests: the launch that is not WHOLE makes
 their parts, and the one that is takes the short requests and merges the parts of the long ones.
+
+With NEW a key comes that no launch has written, and opens its split from registers. In FIXED order it is written first
+and is then a key like all others, with the bits that it would have if it had lain there; and weights are summed by a
+product (`pieces.weigh`), in the one order that every tile has.
 """
 
 from weft.kernels._jit import jit, tl
 from weft.kernels._paged_decode_shares import cuts_of, is_long, rank_of, run_of, share_of
-from weft.kernels.pieces import blocks_of, cut, mean_of, merge_step, part_of, rotated, scored, slots_of, softmax_step
+from weft.kernels.pieces import (
+    blocks_of,
+    cut,
+    mean_of,
+    merge_step,
+    no_weight,
+    part_of,
+    rotated,
+    scored,
+    slots_of,
+    softmax_step,
+    weigh,
+    weight_of,
+)
 
 AT_ONCE = 4  # parts that are loaded before the first of them is merged
 
@@ -82,6 +99,7 @@ def paged_decode_kernel(
     SPLIT: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
     NEW: tl.constexpr,
+    FIXED: tl.constexpr,
     NORM: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
@@ -154,7 +172,8 @@ def paged_decode_kernel(
         sin += position * (D // 2)
         queries = row + head[:, None] * D
         query = rotated(queries, exists[:, None], query_norm, query_epsilon, cos, sin, D, BLOCK_D, NORM).to(dtype)
-        seen = length - 1  # the last key is this launch's own
+        if not FIXED:
+            seen = length - 1  # the last key is this launch's own
     else:
         query = tl.load(row + head[:, None] * D + column[None, :], mask=shown, other=0.0)
 
@@ -162,7 +181,7 @@ def paged_decode_kernel(
     stride: tl.constexpr = H_KV * D
     only = tl.zeros([1], tl.int32)[:, None]
     new_maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    new_total = tl.zeros([BLOCK_M], tl.float32)
+    new_total = no_weight(BLOCK_M, FIXED)
     new_value = tl.zeros([1, BLOCK_D], tl.float32)
     if NEW:  # noqa: SIM102  # a constant, which decides what is compiled
         if (end == count) & (length > 0):
@@ -171,14 +190,17 @@ def paged_decode_kernel(
             value = tl.load(row + (H_Q + H_KV + kv_head) * D + only + column[None, :], mask=inside[None, :], other=0.0)
             slot = tl.load(slots + token).to(tl.int64)
             place = slot * stride + kv_head * D + column[None, :]
-            if head_tile == 0:
+            if FIXED or head_tile == 0:  # who reads a key back has written it: the same bits, if others do too
                 written = inside[None, :] & (place >= 0)  # slot -1 lies before the pool
                 tl.store(pool_keys + place, key, mask=written)
                 tl.store(pool_values + place, value, mask=written)
-            product = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)
-            new_maximum = scored(product, scale, soft_cap, SOFT_CAP)
-            new_total = tl.full([BLOCK_M], 1.0, tl.float32)
-            new_value = value.to(tl.float32)
+            if FIXED:
+                tl.debug_barrier()  # a thread loads what others of its program have stored
+            else:
+                product = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1)
+                new_maximum = scored(product, scale, soft_cap, SOFT_CAP)
+                new_total = tl.full([BLOCK_M], 1.0, tl.float32)
+                new_value = value.to(tl.float32)
 
     merged_maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     merged_total = tl.zeros([BLOCK_M], tl.float32)
@@ -198,11 +220,12 @@ def paged_decode_kernel(
         key = tl.load(pool_keys + place, mask=mask, other=0.0)
         products = tl.dot(query, tl.trans(key), input_precision=PRECISION)
         scores = tl.where(valid[None, :], scored(products, scale, soft_cap, SOFT_CAP), float("-inf"))
-        weights, factor, maximum, total = softmax_step(scores, maximum, total)
+        weights, factor, maximum = softmax_step(scores, maximum)
         value = tl.load(pool_values + place, mask=mask, other=0.0)
+        total = weigh(total, weights, factor, dtype, FIXED, PRECISION)
         attended = tl.dot(weights.to(dtype), value, acc=attended * factor[:, None], input_precision=PRECISION)
         if (start + BLOCK_N == (split + 1) * span) & (split + 1 < end):
-            part, log_sum = part_of(attended, maximum, total)
+            part, log_sum = part_of(attended, maximum, weight_of(total, FIXED))
             if WHOLE:
                 merged, merged_maximum, merged_total = merge_step(part, log_sum, merged, merged_maximum, merged_total)
             else:
@@ -211,7 +234,7 @@ def paged_decode_kernel(
                 tl.store(log_sums + place_of_part, log_sum, mask=exists)
             split += 1
             maximum, total, attended = _opened(split == count - 1, new_maximum, new_total, new_value, attended)
-    part, log_sum = part_of(attended, maximum, total)
+    part, log_sum = part_of(attended, maximum, weight_of(total, FIXED))
     if WHOLE:
         merged, _, merged_total = merge_step(part, log_sum, merged, merged_maximum, merged_total)
         if EARLY and SHARES == 0:

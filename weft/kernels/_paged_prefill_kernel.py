@@ -1,12 +1,24 @@
 """The kernel of paged prefill: some rows of one request and one key head over all keys they see. Knows no launcher.
 
 With SPLIT a row is cut as paged decode cuts a sequence that ends with it (`pieces.cut`): its running softmax is closed
-where one of its splits ends, and the parts are merged in their order, so that it has the bits of that decode. Rows of
-one tile may have splits of different sizes: what is closed is chosen row by row.
+where one of its splits ends, and the parts are merged in their order, so that it has the bits of that decode in fixed
+order. Rows of one tile may have splits of different sizes: what is closed is chosen row by row.
 """
 
 from weft.kernels._jit import jit, tl
-from weft.kernels.pieces import blocks_of, cut, mean_of, merge_step, part_of, scored, slots_of, softmax_step
+from weft.kernels.pieces import (
+    blocks_of,
+    cut,
+    mean_of,
+    merge_step,
+    no_weight,
+    part_of,
+    scored,
+    slots_of,
+    softmax_step,
+    weigh,
+    weight_of,
+)
 
 
 @jit
@@ -60,19 +72,20 @@ def _tiles(
             if WINDOW:
                 shown &= keys[None, :] > asking[:, None] - window
             scores = tl.where(shown, scores, float("-inf"))
-        weights, factor, maximum, total = softmax_step(scores, maximum, total)
+        weights, factor, maximum = softmax_step(scores, maximum)
         value = tl.load(pool_values + place, mask=mask, other=0.0)
+        total = weigh(total, weights, factor, value.dtype, SPLIT > 0, PRECISION)
         attended = tl.dot(weights.to(value.dtype), value, acc=attended * factor[:, None], input_precision=PRECISION)
         if SPLIT > 0:  # noqa: SIM102  # a constant, which decides what is compiled
             if (start + BLOCK_N) % SPLIT == 0:
                 closed = ((start + BLOCK_N) % span == 0) & (asking >= start + BLOCK_N)  # the last part stays open
-                part, log_sum = part_of(attended, maximum, total)
+                part, log_sum = part_of(attended, maximum, weight_of(total, True))
                 with_it, highest, weight = merge_step(part, log_sum, merged, merged_maximum, merged_total)
                 merged = tl.where(closed[:, None], with_it, merged)
                 merged_maximum = tl.where(closed, highest, merged_maximum)
                 merged_total = tl.where(closed, weight, merged_total)
                 maximum = tl.where(closed, float("-inf"), maximum)
-                total = tl.where(closed, 0.0, total)
+                total = tl.where(closed[:, None], 0.0, total)
                 attended = tl.where(closed[:, None], 0.0, attended)
     return maximum, total, attended, merged_maximum, merged_total, merged
 
@@ -151,9 +164,9 @@ def paged_prefill_kernel(
     clear = begin if WINDOW else tl.maximum(earliest + 1, 0) // BLOCK_N * BLOCK_N
 
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    total = no_weight(BLOCK_M, SPLIT > 0)
     attended = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    span, merged_maximum, merged_total, merged = asking, maximum, total, attended
+    span, merged_maximum, merged_total, merged = asking, maximum, tl.zeros([BLOCK_M], tl.float32), attended
     if SPLIT > 0:
         span, _, _, _ = cut(asking + 1, window, WINDOW, SPLIT, MOST_SPLITS)
     keys, values = pool_keys + kv_head * D, pool_values + kv_head * D
@@ -170,7 +183,9 @@ def paged_prefill_kernel(
         H_KV * D, D, P, BLOCK_N, BLOCK_D, SPLIT, True, WINDOW, SOFT_CAP, PRECISION,
     )  # fmt: skip
     if SPLIT > 0:
-        part, log_sum = part_of(attended, maximum, total)
-        attended, _, total = merge_step(part, log_sum, merged, merged_maximum, merged_total)
+        part, log_sum = part_of(attended, maximum, weight_of(total, True))
+        attended, _, merged_total = merge_step(part, log_sum, merged, merged_maximum, merged_total)
+    else:
+        merged_total = total
     place = (row[:, None] * H_Q + head[:, None]) * D + column[None, :]
-    tl.store(out + place, mean_of(attended, total).to(out.dtype.element_ty), mask=mask)
+    tl.store(out + place, mean_of(attended, merged_total).to(out.dtype.element_ty), mask=mask)

@@ -212,26 +212,22 @@ def fill_kernel(
     if EARLY:
         tl.extra.cuda.gdc_wait()
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    temperature, share = tl.load(temperatures + row), tl.load(top_p + row)
-    ranked, _ = _cuts(temperature, tl.load(top_k + row), share, 0.0, vocab_size)
-    wanted = ranked
-    if MASS:
-        wanted = (temperature > 0) & (share < 1)
-    if not wanted:
-        return
-    top = tl.load(tops + row)
-    if tl.abs(top) == float("inf"):
-        return
+    # All that decides whether there is anything to do is asked for at once, and waited for once.
     groups: tl.constexpr = BLOCK // GROUP
-    most = tl.max(tl.load(highest + (row * tl.num_programs(1) + block) * groups + tl.arange(0, groups)), 0)
+    temperature, share, rank = tl.load(temperatures + row), tl.load(top_p + row), tl.load(top_k + row)
+    top = tl.load(tops + row)
+    tops_of_groups = tl.load(highest + (row * tl.num_programs(1) + block) * groups + tl.arange(0, groups))
+    most = tl.max(_key(tops_of_groups), 0)  # of rows that nothing cuts it is whatever lay there
     if MASS:
         threshold = tl.load(thresholds + row)
-        if most < threshold:
-            return
+        needed = (temperature > 0) & (share < 1) & (most >= _key(threshold))
+    else:
+        needed, _ = _cuts(temperature, rank, share, 0.0, vocab_size)
     if not (MASS and FIRST):
         least = tl.load(state + 2 * row).to(tl.uint32)
-        if _key(most) < least:
-            return
+        needed &= most >= least
+    if not (needed & (tl.abs(top) != float("inf"))):
+        return
     token = block * BLOCK + tl.arange(0, BLOCK)
     inside = token < vocab_size
     values = tl.load(logits + row * stride + token, mask=inside, other=float("-inf")).to(tl.float32)
@@ -285,18 +281,16 @@ def choose_kernel(
     if EARLY:
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    temperature, rank, share = tl.load(temperatures + row), tl.load(top_k + row), tl.load(top_p + row)
-    ranked, _ = _cuts(temperature, rank, share, 0.0, vocab_size)
-    wanted = ranked
-    if MASS:
-        wanted = (temperature > 0) & (share < 1)
-    if not wanted:
-        return
-    if tl.abs(tl.load(tops + row)) == float("inf"):
-        return
     size: tl.constexpr = 1 << BITS
     digit = tl.arange(0, size)
+    temperature, rank, share = tl.load(temperatures + row), tl.load(top_k + row), tl.load(top_p + row)
+    top = tl.load(tops + row)
     found = tl.load(cells + row * num_cells + OFFSET + digit)
+    wanted, _ = _cuts(temperature, rank, share, 0.0, vocab_size)
+    if MASS:
+        wanted = (temperature > 0) & (share < 1)
+    if not (wanted & (tl.abs(top) != float("inf"))):
+        return
     key = tl.full([], 0, tl.uint32)
     if FIRST:
         needed = rank

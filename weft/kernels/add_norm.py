@@ -125,7 +125,7 @@ def add_norm(
 
 
 def _warps(columns: int) -> int:
-    return min(16, max(1, next_power_of_2(columns) // 512))
+    return min(16, max(1, next_power_of_2(columns) // 128))
 
 
 def _specialisation(dtype: str, columns: int, planes: int, *, early: bool = True) -> Specialisation:

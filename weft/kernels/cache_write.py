@@ -145,6 +145,7 @@ def rotate_and_write(
         BLOCK_H=block_h,
         NORM=normed,
         num_warps=4,
+        enable_fp_fusion=False,  # as in `paged_decode`, which rotates too, to the same bits
     )
     return query
 
@@ -175,6 +176,7 @@ def _specialisation(dtype: str, head_dim: int, normed: bool) -> Specialisation:
         num_warps=4,
         num_stages=3,
         aligned=frozenset({*tensors, "qkv_stride", "positions", "slots"}),
+        options={"enable_fp_fusion": False},
     )
 
 

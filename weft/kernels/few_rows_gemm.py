@@ -69,13 +69,20 @@ MODEST = Tile(block_n=64, block_k=64, num_warps=4, num_stages=3)
 WIDE = Tile(block_n=128, block_k=128, num_warps=4, num_stages=2)
 _TALL = 16_384
 
+# A matrix of few rows, cut finer, so that more multiprocessors read it.
+NARROW = Tile(block_n=32, block_k=256, num_warps=4, num_stages=3)
+_FEW_PROGRAMS = 64
+
 # For many rows, when squares do most work for what they read; the larger first. Two accumulators of the first do not
-# fit into registers, and so it neither gates nor sums parts.
+# fit into registers, and so it neither gates nor sums parts. Two programs of the last fit on one multiprocessor.
 MANY_ROWS = 96
 MANY: tuple[Tile, ...] = (
-    Tile(block_n=256, block_k=64, num_warps=8, num_stages=3, block_t=128),
-    Tile(block_n=128, block_k=64, num_warps=8, num_stages=3, block_t=128),
+    Tile(block_n=256, block_k=64, num_warps=8, num_stages=4, block_t=128),
+    Tile(block_n=128, block_k=64, num_warps=8, num_stages=4, block_t=128),
+    Tile(block_n=128, block_k=64, num_warps=4, num_stages=4, block_t=64),
 )
+_LEAST_PROGRAMS = 88  # of a tile for many rows: two thirds of an H200's multiprocessors
+_MULTIPROCESSORS = 132  # of an H200
 _GROUP = 8  # tiles of rows whose programs follow each other, so that they read the same weights while those are near
 
 _SHARED_BYTES = 200 * 1024  # for tiles on their way; results take some of the rest of Hopper's 227 KiB
@@ -100,20 +107,39 @@ def candidates(count: int, itemsize: int, *, swiglu: bool = False) -> tuple[Tile
     return tuple(tile for tile in CANDIDATES[itemsize] if size(tile) <= _SHARED_BYTES)
 
 
-def tile_of(count: int, width: int, itemsize: int, *, doubled: bool, compute_capability: int) -> Tile:
-    """The tile that is launched unasked, by shapes; of many rows one that leaves no multiprocessor without a program.
+def tile_of(
+    count: int,
+    width: int,
+    inner: int,
+    itemsize: int,
+    *,
+    planes: int = 1,
+    doubled: bool = False,
+    compute_capability: int = 90,
+) -> Tile:
+    """The tile that is launched unasked, by shapes; of many rows one that leaves few multiprocessors without a program.
 
-    width: columns of the result.   doubled: whether a program has two accumulators, for a gate or for a sum of parts.
+    width: columns of the result.   planes: into which it is cut, each with programs of its own.
+    doubled: whether a program has two accumulators, for a gate or for a sum of parts.
     """
-    lean = itemsize == 2 and compute_capability not in (90, 100)
-    if lean:
+    if itemsize != 2:
+        return CANDIDATES[itemsize][0]
+    if compute_capability not in (90, 100):
         return MODEST
-    if itemsize == 2 and count >= MANY_ROWS:
-        for tile in MANY[1 if doubled else 0 :]:
-            if cdiv(width, tile.block_n) * cdiv(count, tile.block_t or count) >= _PROGRAMS:
+    if count >= MANY_ROWS:
+        largest, square, low = (cdiv(width, tile.block_n) * cdiv(count, tile.block_t or count) for tile in MANY)
+        # Two turns of the largest are worth four of its halves.
+        as_fast = 2 * cdiv(largest, _MULTIPROCESSORS) <= cdiv(square, _MULTIPROCESSORS)
+        if not doubled and largest >= _LEAST_PROGRAMS and as_fast:
+            return MANY[0]
+        for programs, tile in ((square, MANY[1]), (low, MANY[2])):
+            if programs >= _LEAST_PROGRAMS:
                 return tile
-    tall = width >= _TALL and itemsize == 2 and not doubled and block_t_of(count) == 64
-    return WIDE if tall else CANDIDATES[itemsize][0]
+    if not doubled and width >= _TALL and block_t_of(count) == 64:
+        return WIDE
+    usual = CANDIDATES[2][0]
+    idle = cdiv(width, usual.block_n) * planes <= _FEW_PROGRAMS
+    return NARROW if idle and part_of(inner, planes, NARROW.block_k) == part_of(inner, planes, _PART) else usual
 
 
 def part_of(inner: int, planes: int, block_k: int) -> int:
@@ -273,7 +299,13 @@ def few_rows_gemm(
         return out
     if tile is None:
         tile = tile_of(
-            count, width, x.element_size(), doubled=swiglu or summed, compute_capability=capability(x.device)
+            count,
+            width,
+            inner,
+            x.element_size(),
+            planes=parts,
+            doubled=swiglu or summed,
+            compute_capability=capability(x.device),
         )
     block_t = tile.block_t or block_t_of(count)
     _few_rows_gemm_kernel[(cdiv(width, tile.block_n), planes, cdiv(count, block_t))](
@@ -308,7 +340,7 @@ def _specialisation(
     early: bool = True,
     forced: bool = False,
 ) -> Specialisation:
-    marks = {"swiglu": swiglu, "summed": summed, "early": early}
+    marks = {"grouped": tile.block_t is not None, "swiglu": swiglu, "summed": summed, "early": early}
     size = f"n{tile.block_n}k{tile.block_k}w{tile.num_warps}s{tile.num_stages}"
     return Specialisation(
         name=f"{dtype}-T{block_t}-{size}" + "".join(f"-{mark}" for mark in marks if marks[mark]),
@@ -342,9 +374,10 @@ _DEFAULT, *_OTHERS = CANDIDATES[2]
 SPECIALISATIONS = (
     *(_specialisation("bf16", block_t, _DEFAULT, swiglu=swiglu) for block_t in (16, 64) for swiglu in (False, True)),
     _specialisation("bf16", 64, WIDE, swiglu=False),
-    *(_specialisation("bf16", 128, tile, forced=True) for tile in MANY),
-    _specialisation("bf16", 128, MANY[1], swiglu=True),
-    _specialisation("bf16", 128, MANY[1], summed=True),
+    *(_specialisation("bf16", tile.block_t or 64, tile, forced=True) for tile in MANY),
+    *(_specialisation("bf16", tile.block_t or 64, tile, swiglu=True) for tile in MANY[1:]),
+    *(_specialisation("bf16", tile.block_t or 64, tile, summed=True) for tile in MANY[1:]),
+    *(_specialisation("bf16", block_t, NARROW) for block_t in (16, 64)),
     *(_specialisation("bf16", block_t, _DEFAULT, summed=True, forced=True) for block_t in (16, 64)),
     _specialisation("fp32", 16, CANDIDATES[4][0], swiglu=True),
     _specialisation("bf16", 32, MODEST, swiglu=True, early=False),

@@ -11,7 +11,7 @@ Where a table has room for a request that its batch-mates would wait for (`lends
 merges in registers makes the parts of long requests, and that one merges them (`_paged_decode_shares`).
 
 With `new` the rows are packed and not yet rotated: the program that owns a request's last split also rotates its key,
-writes key and value to their slot, and takes them from registers, so no launch reads what it writes.
+writes key and value to their slot, and takes them from registers or, in fixed order, from there.
 Grid and scratch follow from shapes: programs of a head that find no split exit. After Flash-Decoding (Dao et al. 2023).
 """
 
@@ -77,6 +77,7 @@ def paged_decode(
     *,
     num_query_heads: int,
     new: NewTokens | None = None,
+    fixed_order: bool = False,
     out: Float[Tensor, "T_total attended"] | None = None,
     tile: Tile | None = None,
     split: int = SPLIT,
@@ -87,6 +88,8 @@ def paged_decode(
     """Attention of every request that has one row in this step; rows of the others stay as they are in `out`.
 
     rows: rotated queries `[T_total, H_q * D]`; with `new`, packed rows, and keys and values are written as well.
+    fixed_order: give a row the bits of `paged_prefill` with this `split` and as many keys a tile, whatever else a tile
+    is; the slot of a new key must then not be -1, since it is read from there.
     tile, programs, split: force one of `candidates`, about how many programs, keys a split (which changes bits).
     lend: whether long requests get programs of their own in a second launch; None decides by shapes.
     Raises: KernelError for shapes, dtypes, strides and geometry that do not fit.
@@ -111,6 +114,8 @@ def paged_decode(
     lending = lends(sharing, batch, columns * block_size, head_dim) if lend is None else lend and batch > 0
     rotation = None if new is None else new.rotation
     normed = rotation is not None and rotation.query_norm is not None
+    if normed and fixed_order:
+        raise KernelError("fixed_order=True and heads with norms, which `rotate_and_write` sums in an order of its own")
     crowded = new is None or normed or scoring.window is not None or scoring.soft_cap is not None
     shared = sharing > 1 and not lending
     whole_tile, shared_tile = (
@@ -172,6 +177,7 @@ def paged_decode(
             SPLIT=split,
             MOST_SPLITS=MOST_SPLITS,
             NEW=new is not None,
+            FIXED=fixed_order,
             NORM=normed,
             WINDOW=scoring.window is not None,
             SOFT_CAP=scoring.soft_cap is not None,
@@ -217,10 +223,12 @@ def _specialisation(
     *,
     block_size: int = 64,
     new: bool = True,
+    fixed: bool = False,
     masked: bool = False,
     whole: bool = False,
     early: bool = True,
     shares: int = 0,
+    group: int = 4,
     forced: bool = False,
 ) -> Specialisation:
     follows = whole and shares > 0
@@ -231,6 +239,7 @@ def _specialisation(
         + (f"m{tile.block_m}" if tile.block_m != BLOCK_M else "")
         + f"n{tile.block_n}w{tile.num_warps}s{tile.num_stages}"
         + ("-new" if new else "")
+        + ("-fixed" if fixed else "")
         + ("-masked" if masked else "")
         + ("-whole" if whole else "")
         + ("-early" if early else "")
@@ -245,7 +254,7 @@ def _specialisation(
             "log_sums": "*fp32",
         },
         constants={
-            "H_Q": 32,
+            "H_Q": 8 * group,
             "H_KV": 8,
             "D": head_dim,
             "P": block_size,
@@ -255,7 +264,8 @@ def _specialisation(
             "SPLIT": SPLIT,
             "MOST_SPLITS": MOST_SPLITS,
             "NEW": new,
-            "NORM": masked,
+            "FIXED": fixed,
+            "NORM": masked and not fixed,
             "WINDOW": masked,
             "SOFT_CAP": masked,
             "ONE_EACH": not masked,
@@ -311,7 +321,8 @@ SPECIALISATIONS = (
             head_dim,
             invariant_tiles(torch.bfloat16, head_dim, soft_cap=masked).decode,
             block_size=block_size,
-            new=False,
+            new=new,
+            fixed=True,
             masked=masked,
             whole=whole,
             shares=shares,
@@ -320,6 +331,13 @@ SPECIALISATIONS = (
         for head_dim in (64, 128, 256)
         for block_size, masked in ((64, False), (16, False), (64, True))
         for whole, shares in ((True, 0), (False, 0), (True, 32), (False, 32))
+        for new in (False, True)
+    ),
+    *(
+        _specialisation(
+            "bf16", 64, invariant_tiles(torch.bfloat16, 64, group=1).decode, fixed=True, whole=whole, group=1
+        )
+        for whole in (True, False)
     ),
     _specialisation("bf16", 80, CANDIDATES[2, 128][0], whole=True),
     _specialisation("fp16", 128, CROWDED[2, 128], new=False),

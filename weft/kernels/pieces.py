@@ -41,16 +41,46 @@ def scored(products, scale, soft_cap, SOFT_CAP: tl.constexpr):
 
 
 @jit
-def softmax_step(scores, maximum, total):
-    """Take one tile of scores into a running softmax: weights, the factor on what was summed, maximum, total.
+def softmax_step(scores, maximum):
+    """Take one tile of scores into a running softmax: weights, the factor on what was summed so far, and maximum.
 
     A row that has seen no key keeps maximum -inf; 0 stands for it in the exponents, since -inf - (-inf) is NaN.
     """
     highest = tl.maximum(maximum, tl.max(scores, 1))
     shift = tl.where(highest == float("-inf"), 0.0, highest)
-    weights = tl.exp2(scores - shift[:, None])
-    factor = tl.exp2(maximum - shift)
-    return weights, factor, highest, total * factor + tl.sum(weights, 1)
+    return tl.exp2(scores - shift[:, None]), tl.exp2(maximum - shift), highest
+
+
+@jit
+def no_weight(ROWS: tl.constexpr, FIXED: tl.constexpr):
+    """The sum of no weights: a number a row or, in fixed order, a few equal columns (see `weigh`)."""
+    if FIXED:
+        total = tl.zeros([ROWS, 16], tl.float32)
+    else:
+        total = tl.zeros([ROWS], tl.float32)
+    return total
+
+
+@jit
+def weigh(total, weights, factor, dtype: tl.constexpr, FIXED: tl.constexpr, PRECISION: tl.constexpr):
+    """The running sum of each row's weights with one tile more.
+
+    A sum over a row is taken in an order that follows from how threads share a tile, which no two tiles have in common.
+    A product with ones is not: a matrix instruction adds up one way whatever the tile. So FIXED sums like that, of
+    weights as rounded as those that meet the values.
+    """
+    if FIXED:
+        ones = tl.full([weights.shape[1], 16], 1.0, dtype)
+        total = tl.dot(weights.to(dtype), ones, acc=total * factor[:, None], input_precision=PRECISION)
+    else:
+        total = total * factor + tl.sum(weights, 1)
+    return total
+
+
+@jit
+def weight_of(total, FIXED: tl.constexpr):
+    """A number a row, of what `weigh` summed: its columns are equal, so that the largest of them is any."""
+    return tl.max(total, 1) if FIXED else total
 
 
 @jit

@@ -70,7 +70,7 @@ class Resources:
     memory: tuple[str, ...] = ()  # loads, stores, waits and releases in the order of the PTX, repeats left out
     waits: bool = False
     reads_ahead: bool = False
-    row_sums: tuple[str, ...] = ()  # how rows that are summed lie in threads: this decides the order of the sum
+    row_sums: int = 0  # places where threads sum a row, in an order that follows from who has which columns
 
     def faults(self) -> list[str]:
         """What is wrong, in words; empty when nothing is."""
@@ -114,24 +114,7 @@ def _memory(ptx: str) -> tuple[str, ...]:
     return tuple(event for event, former in zip(events, [None, *events], strict=False) if event != former)
 
 
-_SUM = re.compile(r'"tt\.reduce"\(%[\w#]+\) <\{axis = 1 : i32\}> \(\{[^}]*arith\.addf[^}]*\}\) : \(tensor<([^>]*)>\)')
-
-
-def _row_sums(ttgir: str) -> tuple[str, ...]:
-    """How the columns of what is summed along its rows are dealt out to registers, threads and warps, each way once.
-
-    In the layout's own words, its first dimension left out: how many rows there are and who has them changes no sum.
-
-    >>> _row_sums('''#mma = #ttg.nvidia_mma<{versionMajor = 3, warpsPerCTA = [8, 1], instrShape = [16, 64, 16]}>
-    ... "tt.reduce"(%9) <{axis = 1 : i32}> ({ %3 = arith.addf %a, %b }) : (tensor<128x64xf32, #mma>) -> ...''')
-    ('64xf32 nvidia_mma<{versionMajor = 3, warpsPerCTA = [1], instrShape = [64, 16]}>',)
-    """
-    layouts = dict(re.findall(r"^#(\w+) = #ttg\.(.*)$", ttgir, re.MULTILINE))
-    found = []
-    for summed in _SUM.findall(ttgir):
-        shape, layout = summed.split(", #")
-        found.append(shape.split("x", 1)[1] + " " + re.sub(r"\[\d+, ", "[", layouts[layout]))
-    return tuple(dict.fromkeys(found))
+_ROW_SUM = re.compile(r'"tt\.reduce"\(%[\w#]+\) <\{axis = 1 : i32\}> \(\{[^}]*arith\.addf')
 
 
 def compile_for(form: Specialisation, capability: int) -> Resources:
@@ -168,7 +151,7 @@ def compile_for(form: Specialisation, capability: int) -> Resources:
         memory=_memory(compiled.asm["ptx"]),
         waits=form.waits,
         reads_ahead=form.reads_ahead,
-        row_sums=_row_sums(compiled.asm["ttgir"]),
+        row_sums=len(_ROW_SUM.findall(compiled.asm["ttgir"])),
     )
 
 
