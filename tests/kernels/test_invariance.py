@@ -185,7 +185,7 @@ def chosen_tiles(dtype: torch.dtype, head_dim: int, options: dict[str, Any], dev
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("split", [SPLIT, 256])
+@pytest.mark.parametrize("split", [SPLIT, pytest.param(256, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("options", GPU_OPTIONS, ids=str)
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

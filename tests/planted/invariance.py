@@ -7,6 +7,7 @@ from weft.testing.planted.fault import Fault
 _ENGINES = "tests/equivalence/test_batch_invariance.py"
 _CROWD = f"{_ENGINES}::test_a_request_says_among_others_what_it_says_alone"
 _WAYS = f"{_ENGINES}::test_neither_chunks_nor_blocks_nor_a_cached_prefix_show"
+_SCORES = f"{_ENGINES}::test_a_prompt_scores_as_its_tokens_did_when_they_were_said_and_as_in_training"
 _OPERATIONS = "tests/unit/layers/test_fixed_order_operations.py"
 _ATTENTION = "tests/unit/attention/test_fixed_order_attention.py"
 _BUILDING = "tests/unit/inference/test_engine_building.py"
@@ -126,6 +127,14 @@ FAULTS = (
         new="planes=1 if shape.rows > MOST_SPLIT_ROWS else few.planes)",
         why="gpu.md 4e: the factor of a split must not follow the rows.",
         killers=("tests/unit/layers/test_kernel_choice.py::test_a_batch_invariant_sum_is_cut_by_the_matrix_alone",),
+    ),
+    _packed(
+        name="scoring on a backend writes every sequence to the first one's blocks",
+        old="slots = tables[rows, positions // size] * size",
+        new="slots = tables[0, positions // size] * size",
+        why="A score would be of another sequence's keys.",
+        tier="tests/equivalence",
+        killers=(f"{_SCORES}[cpu-float32-llama]",),
     ),
     _packed(
         name="a sequence is named by its end",

@@ -15,6 +15,9 @@ _CHUNKS = f"{_PREFILL}::test_chunks_and_prefixes_of_every_length[{{}}-torch.floa
 _TURNED = f"{_WRITE}::test_every_head_is_turned_and_lies_in_its_slot"
 _SAME_BITS = "tests/kernels/test_invariance.py::test_a_prefill_has_the_bits_of_the_decode_of_each_position"
 _EDGES_OF_SPLITS = f"{_SAME_BITS}[(1, 17, 32, 33, 96, 97, 98, 129)-{{}}]"
+_READ_BACK = (
+    "tests/kernels/test_invariance.py::test_a_key_that_is_written_and_read_back_has_the_bits_of_one_that_lay_there"
+)
 _PRODUCTS = "tests/kernels/test_invariant_products.py"
 _SUM_OF_PLANES = f"{_PRODUCTS}::test_add_norm_makes_the_same_of_planes_and_of_their_sum[5]"
 _GATHERED = f"{_STATE}::test_a_step_is_gathered_as_plain_torch_gathers_it[chunks, decodes and padding-8]"
@@ -35,6 +38,20 @@ FAULTS = (
         new="total + tl.sum(weights, 1)",
         why="Right as long as the first tile holds the largest score.",
         killers=(_CHUNKS,),
+    ),
+    _pieces(
+        name="in fixed order threads sum the weights of a row",
+        old="total = tl.dot(weights.to(dtype), ones, acc=total * factor[:, None], input_precision=PRECISION)",
+        new="total = total * factor[:, None] + tl.sum(weights, 1)[:, None]",
+        why="Who has which columns differs between prefill and decode, and with it the last bit.",
+        killers=("tests/kernels/test_compiles.py::test_in_fixed_order_no_row_is_summed_by_threads",),
+    ),
+    _decode(
+        name="in fixed order the new key is not read back",
+        old="        if not FIXED:\n            seen = length - 1",
+        new="        if True:\n            seen = length - 1",
+        why="The last key of a sequence would be seen by nobody.",
+        killers=(f"{_READ_BACK}[{{}}-{{}}]",),
     ),
     _pieces(
         name="merging two empty parts gives NaN",
