@@ -204,13 +204,16 @@ def test_real_tiles_give_prefill_and_decode_the_same_bits(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [{}, {"window": 700}, {"soft_cap": 20.0}, {"heads": (8, 8)}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"window": 700}, {"soft_cap": 20.0}, {"heads": (2, 2)}], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_real_tiles_read_back_what_they_wrote(
     dtype: torch.dtype, head_dim: int, options: dict[str, Any], device: torch.device
 ) -> None:
-    step = make_step(LONG, (1,) * len(LONG), head_dim=head_dim, dtype=dtype, block_size=64, device=device, **options)
+    lengths = tuple(length for length in LONG if length < 5000)  # each has as many blocks as the longest
+    step = make_step(
+        lengths, (1,) * len(lengths), head_dim=head_dim, dtype=dtype, block_size=64, device=device, **options
+    )
     tiles = chosen_tiles(dtype, head_dim, options, device)
     for form in ({}, {"programs": 1}, {"programs": 10**4}, {"lend": True}):
         check_reading_back(step, tiles, **form)

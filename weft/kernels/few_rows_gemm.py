@@ -138,7 +138,7 @@ def tile_of(
     if not doubled and width >= _TALL and block_t_of(count) == 64:
         return WIDE
     usual = CANDIDATES[2][0]
-    idle = cdiv(width, usual.block_n) * planes <= _FEW_PROGRAMS
+    idle = count <= 64 and cdiv(width, usual.block_n) * planes <= _FEW_PROGRAMS
     return NARROW if idle and part_of(inner, planes, NARROW.block_k) == part_of(inner, planes, _PART) else usual
 
 
