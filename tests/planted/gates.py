@@ -12,14 +12,14 @@ _CANNOT = f"{_WORKER}::test_a_worker_that_cannot_measure_says_why"
 _SHARES = "tests/unit/benchmark/test_share_rows.py"
 _SNAPSHOTS = "tests/unit/testing/test_snapshots.py"
 _COUNTS = "tests/perf/test_trace_counts.py::test_what_a_trace_costs"
-_HISTORY = "tests/unit/benchmark/test_history.py"
+_ROW = "tests/unit/benchmark/test_row.py"
 _COLLECTION = "tests/unit/benchmark/test_collection.py"
 _REMOTE = "tests/unit/benchmark/test_remote_collection.py"
 _verdict = partial(Fault, file="weft/benchmark/ab/verdict.py", tier="tests/unit")
 _comparison = partial(Fault, file="weft/benchmark/ab/comparison.py", tier="tests/unit")
 _worker = partial(Fault, file="weft/benchmark/ab/worker.py", tier="tests/unit")
 _snapshots = partial(Fault, file="weft/testing/snapshots.py", tier="tests/unit")
-_history = partial(Fault, file="weft/benchmark/history.py", tier="tests/unit")
+_row = partial(Fault, file="weft/benchmark/row.py", tier="tests/unit")
 _collection = partial(Fault, file="weft/benchmark/collection.py", tier="tests/unit")
 _remote = partial(Fault, file="weft/benchmark/remote_collection.py", tier="tests/unit")
 
@@ -180,59 +180,24 @@ GATES = (
     ),
 )
 
-HISTORY = (
-    _history(
-        name="a shift is told every night for a month",
-        old="shift is not None and shift_of(values[:-1]) is None",
-        new="shift is not None",
-        why="Nobody reads what says the same every day.",
-        killers=(f"{_HISTORY}::test_a_shift_is_told_once_and_another_one_later_anew",),
-    ),
-    _history(
-        name="any difference of nights is a shift",
-        old="    if statistics[cut] <= _critical(len(last)):\n        return None\n",
-        new="",
-        why="Noise has a largest cut too.",
-        killers=(f"{_HISTORY}::test_nothing_is_told_of_noise_of_wild_nights_or_of_too_few",),
-    ),
-    _history(
-        name="values decide and not their ranks",
-        old="_statistics(_ranks(last)[None])",
-        new="_statistics(last[None])",
-        why="One wild night weighs more than all the others, and the bound is that of ranks.",
-        killers=(f"{_HISTORY}::test_a_shift_is_told_with_both_sides_and_how_long_it_has_lasted",),
-    ),
-    _history(
-        name="a bound that shuffled nights pass one time in twenty",
-        old="ERRORS = 0.0005",
-        new="ERRORS = 0.05",
-        why="Every look is another chance to be wrong.",
-        killers=(f"{_HISTORY}::test_rows_of_the_simulation",),
-    ),
-    _history(
-        name="nights are taken as they stand in the file",
-        old="    keyed.sort(key=itemgetter(0, 1))\n",
-        new="    keyed.sort(key=itemgetter(0))\n",
-        why="Rows of several machines are joined in any order.",
-        killers=(f"{_HISTORY}::test_series_are_ratios_by_device_and_case_in_the_order_of_their_dates",),
-    ),
-    _history(
-        name="seconds are held against those of another day",
-        old='_UNITS = ("x", "%")',
-        new='_UNITS = ("x", "%", "s")',
-        why="A machine that is slow this month is somebody's regression.",
-        killers=(f"{_HISTORY}::test_series_are_ratios_by_device_and_case_in_the_order_of_their_dates",),
-    ),
-    _history(
-        name="all nights that ever were are looked at",
-        old="WINDOW = 30  #",
-        new="WINDOW = 3000  #",
-        why="An old shift hides a new one.",
-        killers=(f"{_HISTORY}::test_a_shift_is_told_once_and_another_one_later_anew",),
-    ),
-)
-
 COLLECTION = (
+    _row(
+        name="a row is lost behind a line that nobody ended",
+        old='("\\n" if _is_torn(path) else "") + line',
+        new="line",
+        why="Who is stopped while he writes takes the next one's row with his own.",
+        killers=(f"{_ROW}::test_a_row_is_not_lost_behind_a_line_that_somebody_was_kept_from_ending",),
+    ),
+    _row(
+        name="every row begins a line of its own",
+        old='        return file.read(1) != b"\\n"\n',
+        new="        return True\n",
+        why="A line between two rows is none, and the file no history.",
+        killers=(
+            f"{_ROW}::test_a_line_has_the_fields_of_the_schema_in_order",
+            f"{_ROW}::test_a_row_is_not_lost_behind_a_line_that_somebody_was_kept_from_ending",
+        ),
+    ),
     _collection(
         name="a collection in which one failed ends well",
         old="    return 1 if failed or not measured else 0\n",

@@ -32,5 +32,5 @@ def told(nights: Nights, *, shift: float, histories: int, seed: int) -> Iterator
         logs = random.normal(0, nights.noise, nights.nights) + random.normal(0, nights.wander, nights.nights).cumsum()
         logs += np.where(random.random(nights.nights) < nights.wild, np.log1p(nights.by), 0.0)
         logs[middle:] += np.log1p(-shift)
-        values = np.exp(logs).tolist()
-        yield [night - middle for night in range(1, nights.nights + 1) if news(values[:night]) is not None]
+        shifts, _ = news(np.exp(logs).tolist())
+        yield [shift.shown + 1 - middle for shift in shifts]

@@ -1,7 +1,6 @@
 """The watch over nights: quiet on noise and wild nights, sure of what has shifted for good, and it tells that once."""
 
-import json
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +8,8 @@ import pytest
 
 from tests.unit.benchmark.test_experiments import run
 from weft.benchmark.experiments.nights import NightsOptions
-from weft.benchmark.history import ERRORS, LASTING, WINDOW, news, series, shift_of
+from weft.benchmark.history import ERRORS, LASTING, UNSEEN, WINDOW, Look, Shift, news, series, shift_of
 from weft.benchmark.history_simulation import Nights, told
-from weft.cli import main
 from weft.errors import ConfigError
 
 
@@ -26,9 +24,10 @@ BEFORE, AFTER = nights(40), nights(40, level=3.6, seed=1)
 def test_a_shift_is_told_with_both_sides_and_how_long_it_has_lasted(level: float) -> None:
     shift = shift_of([*BEFORE, *nights(9, level=level, seed=1)])
     assert shift is not None
-    assert shift.nights in (9, 10), "a night before it may look like those after"
+    assert shift.first in (39, 40), "a night before it may look like those after"
+    assert shift.shown == 48
     assert (shift.before, shift.after) == (pytest.approx(4.0, rel=0.02), pytest.approx(level, rel=0.02))
-    assert str(shift).endswith(f"({shift.after / shift.before - 1:+.1%}) since {shift.nights} nights")
+    assert str(shift).endswith(f"({shift.after / shift.before - 1:+.1%})")
 
 
 def test_nothing_is_told_of_noise_of_wild_nights_or_of_too_few() -> None:
@@ -38,8 +37,6 @@ def test_nothing_is_told_of_noise_of_wild_nights_or_of_too_few() -> None:
     assert shift_of([*BEFORE[:20], 9.0, 9.0, *BEFORE[20:35], 0.1, 9.0]) is None
     assert shift_of([]) is shift_of(BEFORE[: 2 * LASTING - 1]) is None
     assert shift_of([4.0] * 40) is None
-    assert shift_of([0.0, *BEFORE[:25], *AFTER[:9]]) is not None, "the window has left it behind"
-    assert shift_of([*BEFORE, *AFTER[:9], 0.0]) is None, "what is no ratio is not judged"
 
 
 def test_what_is_sure_and_small_is_not_told() -> None:
@@ -48,13 +45,69 @@ def test_what_is_sure_and_small_is_not_told() -> None:
     assert shift_of([*exact, *[0.97] * 15]) is not None
 
 
+@pytest.mark.parametrize("wild", [0.0, -1.0, 9.0])
+def test_a_wild_night_is_one_night_though_it_be_0(wild: float) -> None:
+    assert shift_of([*BEFORE, wild, *BEFORE[:10]]) is None
+    assert shift_of([*BEFORE, wild, *AFTER[:14]]) is not None
+    assert shift_of([*BEFORE, *AFTER[:14], wild]) is not None
+
+
+def test_from_0_to_anything_is_a_shift_and_between_zeros_is_none() -> None:
+    shift = shift_of([0.0] * 20 + [0.5] * 9)
+    assert shift == Shift(before=0.0, after=0.5, first=20, shown=28)
+    assert str(shift) == "0 -> 0.5", "there is no part of nothing"
+    assert shift_of([0.0] * 20 + [0.0, 0.5] * 5) is None
+    assert str(shift_of([-2.0] * 20 + [-1.0] * 9)) == "-2 -> -1 (+50.0%)"
+
+
+def looked_at(values: Sequence[float], looks: Sequence[int]) -> list[Shift]:
+    """All that is told by looks at so many of the values."""
+    told, look = [], UNSEEN
+    for rows in looks:
+        shifts, look = news(values[:rows], look)
+        told += shifts
+    return told
+
+
 def test_a_shift_is_told_once_and_another_one_later_anew() -> None:
     values = [*BEFORE, *AFTER, *nights(40, seed=2)]
-    said = [night for night in range(1, len(values) + 1) if news(values[:night])]
-    assert len(said) == 2
-    assert [(night > 40, night > 80) for night in said] == [(True, False), (True, True)]
-    assert shift_of(values[: said[0] + 3]) is not None, "it is seen for longer than it is told"
+    first, second = looked_at(values, range(1, len(values) + 1))
+    assert [40 < first.shown < 54, 80 < second.shown < 94] == [True, True]
+    assert shift_of(values[: first.shown + 4]) is not None, "it is seen for longer than it is told"
     assert shift_of(values[:70]) is None, "what lies behind the window is how it has always been"
+
+
+@pytest.mark.parametrize("between", [8, 12])
+def test_a_shift_soon_after_another_is_not_hidden_by_it(between: int) -> None:
+    values = [*BEFORE, *AFTER[:between], *nights(20, level=3.2, seed=3)]
+    first, second = looked_at(values, range(1, len(values) + 1))
+    assert (first.after, second.before) == (pytest.approx(3.6, rel=0.02), pytest.approx(3.6, rel=0.02))
+    assert second.after == pytest.approx(3.2, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_looks_are_missed_the_same_is_told(seed: int) -> None:
+    values = [*BEFORE, *AFTER, *nights(40, seed=2)]
+    every = looked_at(values, range(len(values) + 1))
+    some = np.random.default_rng(seed).choice(len(values), size=3 * seed, replace=False)
+    assert looked_at(values, [*sorted(some.tolist()), len(values)]) == every
+
+
+def test_a_case_without_new_rows_tells_nothing() -> None:
+    for rows in range(40, 80):
+        _, look = news([*BEFORE, *AFTER][:rows])
+        assert news([*BEFORE, *AFTER][:rows], look) == ([], look)
+
+
+def test_a_row_that_comes_late_and_belongs_before_is_looked_at_with_the_others() -> None:
+    values = [*BEFORE, *AFTER][: looked_at([*BEFORE, *AFTER], [80])[0].shown + 1]
+    told, look = news([*values[:42], *values[43:]])
+    assert told == []
+    assert [shift.shown for shift in news(values, look)[0]] == [len(values) - 1]
+
+
+def test_fewer_rows_than_were_seen_are_other_rows() -> None:
+    assert looked_at([*BEFORE, *AFTER[:20]], [60]) == news([*BEFORE, *AFTER[:20]], Look(rows=61, since=55))[0]
 
 
 def test_the_part_of_shuffled_nights_that_seems_to_shift_is_the_error() -> None:
@@ -64,55 +117,20 @@ def test_the_part_of_shuffled_nights_that_seems_to_shift_is_the_error() -> None:
 
 
 def row(date: str, value: float, **other: Any) -> dict[str, Any]:
-    names = {"device": "a CPU", "experiment": "offline", "case": "16 requests", "system": "weft", "metric": "over HF"}
-    return names | {"unit": "x", "date": date, "value": value} | other
+    what = {"device": "a CPU", "experiment": "offline", "case": "16 requests", "system": "weft", "metric": "over HF"}
+    return what | {"model": "llama-1b", "dtype": "bfloat16", "unit": "x", "date": date, "value": value} | other
 
 
 def test_series_are_ratios_by_device_and_case_in_the_order_of_their_dates() -> None:
     records = [row("2", 2.0), row("1", 1.0), row("1", 7.0, device="b CPU"), row("3", 9.0, unit="s"), row("3", 3.0)]
-    assert list(series(records).values()) == [[1.0, 2.0, 3.0], [7.0]]
+    assert list(series(records).values()) == [[("1", 1.0), ("2", 2.0), ("3", 3.0)], [("1", 7.0)]]
     assert {case.device for case in series(records)} == {"a CPU", "b CPU"}
 
 
-def write(file: Path, values: list[float]) -> Path:
-    file.write_text("".join(json.dumps(row(f"{night:04}", value)) + "\n" for night, value in enumerate(values)))
-    return file
-
-
-def test_the_command_says_what_has_shifted_and_its_status_whether(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told_on = next(night for night in range(41, 60) if news([*BEFORE, *AFTER][:night]))
-    for night, status in ((40, 0), (told_on, 1), (told_on + 1, 0)):
-        assert main(["bench", "changes", str(write(tmp_path / "rows.jsonl", [*BEFORE, *AFTER][:night]))]) == status
-        lines = capsys.readouterr().out.splitlines()
-        assert len(lines) == 1 + status
-        assert lines[-1] == f"{status} of 1 ratios have shifted; {night} nights at most"
-    assert main(["bench", "changes", str(write(tmp_path / "rows.jsonl", [*BEFORE, *AFTER][:told_on]))]) == 1
-    assert capsys.readouterr().out.startswith("- a CPU, offline, 16 requests, weft, over HF: ")
-
-
-@pytest.mark.parametrize("content", [None, "no JSON", "[]\n", "{}\n"])
-def test_what_holds_no_rows_is_an_error(
-    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "rows.jsonl"
-    if content is not None:
-        file.write_text(content)
-    assert main(["bench", "changes", str(file)]) == 2
-    assert ("line 1 is no row" if content else "holds no rows") in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("value", ["abc", [1], {}, None, True, float("nan"), float("inf")], ids=str)
-def test_a_value_that_is_no_number_is_an_error_that_names_its_line(
-    value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = write(tmp_path / "rows.jsonl", BEFORE[:3])
-    lines = file.read_text().splitlines()
-    lines[1] = json.dumps(json.loads(lines[1]) | {"value": value})
-    file.write_text("\n".join(lines))
-    assert main(["bench", "changes", str(file)]) == 2
-    assert "line 2 is no row" in capsys.readouterr().err
+@pytest.mark.parametrize("name", ["device", "experiment", "case", "system", "model", "dtype", "metric"])
+def test_rows_of_unlike_measurements_are_not_mixed(name: str) -> None:
+    records = [row("1", 1.0), row("2", 2.0, **{name: "another"}), row("3", 3.0, commit="another")]
+    assert sorted(map(len, series(records).values())) == [1, 2]
 
 
 def test_rows_of_the_simulation() -> None:
@@ -121,6 +139,7 @@ def test_rows_of_the_simulation() -> None:
         ("0", "false alarms", "met"),
         ("3", "false alarms", "met"),
         ("3", "found within 14 nights", ""),
+        ("3", "told again", "met"),
         ("3", "nights until found, median", ""),
     ]
 

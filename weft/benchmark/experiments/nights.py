@@ -14,6 +14,7 @@ from weft.errors import ConfigError
 
 SOON = 14  # nights within which a shift is to be found
 _FALSE_ALARMS = Target(relation="<=", value=5.0)  # per cent of histories
+_AGAIN = Target(relation="<=", value=5.0)
 _POWER = {5: Target(relation=">=", value=80.0), 10: Target(relation=">=", value=95.0)}
 
 
@@ -50,10 +51,11 @@ def run(options: NightsOptions, progress: Progress) -> Iterator[Row]:
     nights = Nights(nights=options.nights, noise=options.noise / 100, wander=options.wander / 100)
     for part in options.parts:
         advance = progress(f"{part} % lower", options.histories)
-        alarms, found = 0, []
+        alarms, again, found = 0, 0, []
         for telling in told(nights, shift=part / 100, histories=options.histories, seed=options.seed):
             after = [night for night in telling if night >= 1 and part]
             alarms += len(telling) > len(after)
+            again += len(after) > 1
             found += after[:1]
             advance()
         row = Row(
@@ -67,6 +69,7 @@ def run(options: NightsOptions, progress: Progress) -> Iterator[Row]:
         shares: list[tuple[str, int, Target | None]] = [("false alarms", alarms, _FALSE_ALARMS)]
         if part:
             shares.append((f"found within {SOON} nights", sum(night <= SOON for night in found), _POWER.get(part)))
+            shares.append(("told again", again, _AGAIN))
         for metric, count, target in shares:
             share = 100 * count / options.histories
             yield row.of(metric, [share], "% of histories", target=target).over(options.histories)
