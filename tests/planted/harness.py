@@ -19,6 +19,12 @@ _ties = partial(Fault, file="weft/testing/near_ties.py", tier="tests/unit")
 _verify = partial(Fault, file="weft/testing/verify.py", tier="tests/unit")
 _toy = partial(Fault, file="weft/testing/toy.py", tier="tests/unit")
 _verdict = partial(Fault, file="weft/testing/planted/verdict.py", tier="tests/unit")
+_TABLES = "tests/unit/test_benchmark_tables.py"
+_LEFT_OUT = f"{_TABLES}::test_a_table_is_left_out_of_every_other_run"
+_ALONE = f"{_TABLES}::test_it_measures_in_one_process_and_is_silent_otherwise"
+_WAITS = "tests/unit/test_chat_terminal.py::test_what_is_taken_for_a_program_that_waits"
+_hook = partial(Fault, file="conftest.py", tier="tests/unit")
+_terminal = partial(Fault, file="tests/unit/test_chat_terminal.py", tier="tests/unit")
 
 FAULTS = (
     _exact(
@@ -204,5 +210,54 @@ FAULTS = (
         new="            assert band.numel(), f",
         why="A kernel that writes one value too far corrupts whatever lies there.",
         killers=(f"{_KERNEL}[nothing is written beside a tensor-writes_one_further]",),
+    ),
+    _hook(
+        name="tables are made in every run",
+        old="        items[:] = [item for item in items if item not in tables]\n",
+        new="        pass\n",
+        why="Figures that no gate reads cost every run their time.",
+        killers=(_LEFT_OUT,),
+    ),
+    _hook(
+        name="a run of tables has none",
+        old='    if getattr(config.option, "benchmark_only", False):\n',
+        new="    if False:\n",
+        why="Zero tests run, and all of them passed.",
+        killers=(_LEFT_OUT,),
+    ),
+    _hook(
+        name="what is left out is not counted",
+        old="        config.hook.pytest_deselected(items=tables)\n",
+        new="",
+        why="Tests that nobody ran are missing without a word.",
+        killers=(_LEFT_OUT,),
+    ),
+    _hook(
+        name="tables are measured by many processes at once",
+        old='    elif hasattr(config.option, "dist"):\n',
+        new='    elif not hasattr(config.option, "dist"):\n',
+        why="Each is slowed down by its neighbours, and shown as the others' time.",
+        killers=(_ALONE,),
+    ),
+    _hook(
+        name="pytest-benchmark speaks up in every run",
+        old="        config.option.benchmark_skip = True\n",
+        new="        pass\n",
+        why="Beside xdist it warns, and warnings are errors here.",
+        killers=(_ALONE,),
+    ),
+    _terminal(
+        name="a program that runs is taken to wait",
+        old='.split()[0] == "S"\n',
+        new='.split()[0] in "RS"\n',
+        why="CPython loses a Ctrl-C between a prompt and the wait for its line: the test fails now and then.",
+        killers=(_WAITS,),
+    ),
+    _terminal(
+        name="a state is read out of a name",
+        old='stat.rpartition(")")[2]',
+        new='stat.partition(")")[2]',
+        why="A program may be called anything, parentheses included.",
+        killers=(_WAITS,),
     ),
 )

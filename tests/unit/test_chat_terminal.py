@@ -35,6 +35,11 @@ print("left", answered)
 """
 
 
+def waits(stat: str) -> bool:
+    """Whether a process does. stat: as /proc has it: number, (name), state, and so on; a name may hold anything."""
+    return stat.rpartition(")")[2].split()[0] == "S"
+
+
 class Terminal:
     def __init__(self) -> None:
         self.end, inner = pty.openpty()
@@ -64,7 +69,7 @@ class Terminal:
     def interrupt(self, *, until: str) -> str:
         """Ctrl-C when the program waits: CPython loses one that comes between a prompt and the wait for its line."""
         deadline = time.monotonic() + 60
-        while Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+        while not waits(Path(f"/proc/{self.process.pid}/stat").read_text()):
             assert time.monotonic() < deadline, self.shown
             time.sleep(0.01)
         return self.type("\x03", until=until)
@@ -80,6 +85,13 @@ def terminal() -> Iterator[Terminal]:
 
 
 PROMPT = r"> $"
+
+
+@pytest.mark.parametrize(
+    ("stat", "expected"), [("1 (python) S 2", True), ("1 (python) R 2", False), ("1 (a) S (b) R 2", False)]
+)
+def test_what_is_taken_for_a_program_that_waits(stat: str, expected: bool) -> None:
+    assert waits(stat) is expected
 
 
 def test_a_conversation_on_a_terminal(terminal: Terminal) -> None:
