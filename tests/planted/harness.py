@@ -19,6 +19,8 @@ _ties = partial(Fault, file="weft/testing/near_ties.py", tier="tests/unit")
 _verify = partial(Fault, file="weft/testing/verify.py", tier="tests/unit")
 _toy = partial(Fault, file="weft/testing/toy.py", tier="tests/unit")
 _verdict = partial(Fault, file="weft/testing/planted/verdict.py", tier="tests/unit")
+_RUNS = "tests/unit/testing/test_planted_runs.py"
+_ENDED = f"{_RUNS}::test_a_run_that_is_ended_leaves_no_copies_and_no_test_at_work"
 _TABLES = "tests/unit/test_benchmark_tables.py"
 _LEFT_OUT = f"{_TABLES}::test_a_table_is_left_out_of_every_other_run"
 _ALONE = f"{_TABLES}::test_it_measures_in_one_process_and_is_silent_otherwise"
@@ -210,6 +212,33 @@ FAULTS = (
         new="            assert band.numel(), f",
         why="A kernel that writes one value too far corrupts whatever lies there.",
         killers=(f"{_KERNEL}[nothing is written beside a tensor-writes_one_further]",),
+    ),
+    Fault(
+        name="a run that is ended leaves its copies",
+        file="weft/testing/planted/runner.py",
+        tier="tests/unit",
+        old="    with endings_raise(), _scratch() as folder:\n",
+        new="    with _scratch() as folder:\n",
+        why="A job that is cut short fills the disk with trees.",
+        killers=(_ENDED,),
+    ),
+    Fault(
+        name="copies are removed until a signal comes",
+        file="weft/testing/planted/runner.py",
+        tier="tests/unit",
+        old="        with undisturbed():\n            folder.cleanup()\n",
+        new="        folder.cleanup()\n",
+        why="Who presses Ctrl-C twice keeps the trees.",
+        killers=(f"{_RUNS}::test_copies_are_removed_whatever_signal_comes_meanwhile",),
+    ),
+    Fault(
+        name="tests outlive the run that is ended",
+        file="weft/testing/planted/stem.py",
+        tier="tests/unit",
+        old="    signal.signal(signal.SIGTERM, leave)\n",
+        new="",
+        why="They go on for minutes, in a folder that is gone.",
+        killers=(_ENDED,),
     ),
     _hook(
         name="tables are made in every run",

@@ -1,6 +1,12 @@
 """The runner on a project of a few lines: every verdict for real, and the project as it was."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -174,6 +180,53 @@ def test_weft_verify_plants_too_and_a_survivor_fails_it(
     shown = capsys.readouterr().out
     assert "survived: no sum (shop/price.py)" in shown
     assert "1 of 2 planted faults killed" in shown
+
+
+def test_a_run_that_is_ended_leaves_no_copies_and_no_test_at_work(tmp_path: Path) -> None:
+    mark, shown, scratch = tmp_path / "mark", tmp_path / "shown", tmp_path / "scratch"
+    scratch.mkdir()
+    endless = (
+        "import os, time\nfrom pathlib import Path\nfrom shop.price import total\n\n"
+        f"def test_total():\n    if total([1, 2]) != 3:\n        Path({str(mark)!r}).write_text(f'{{os.getpid()}}.')\n"
+        "        time.sleep(30)\n"
+    )
+    root = write(tmp_path / "project", FILES | {"shop_faults.py": CATALOGUE, "tests/test_price.py": endless})
+    (root / "pytest.ini").write_text("[pytest]\nweft_planted = shop_faults:CATALOGUE")
+    with (
+        shown.open("w") as output,
+        subprocess.Popen(
+            [sys.executable, "-m", "pytest", "--planted=a sum", "--planted-jobs=1"],
+            cwd=root,
+            env={**os.environ, "TMPDIR": str(scratch)},
+            stdout=output,
+            stderr=output,
+        ) as process,
+    ):
+        deadline = time.monotonic() + 60
+        while not (mark.exists() and mark.read_text().endswith(".")):
+            assert process.poll() is None, shown.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.terminate()
+        assert process.wait(timeout=30) == 128 + signal.SIGTERM, shown.read_text()
+    assert list(scratch.iterdir()) == []
+    assert "Traceback" not in shown.read_text()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()[:-1]), 0)
+
+
+def test_copies_are_removed_whatever_signal_comes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, cleanup = [], tempfile.TemporaryDirectory.cleanup
+
+    def watched(folder: tempfile.TemporaryDirectory[str]) -> None:
+        heard.extend(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM))
+        cleanup(folder)
+
+    monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", watched)
+    catalogue = catalogue_of(EXPECTED["killed"])
+    with pytest.raises(ConfigError):  # there is nothing to be copied
+        run(catalogue, catalogue.faults, tmp_path)
+    assert heard == [signal.SIG_IGN, signal.SIG_IGN]
 
 
 @pytest.mark.parametrize("catalogue", ["no_such_module:CATALOGUE", "weft.errors:CATALOGUE", "weft.errors:WeftError"])

@@ -9,8 +9,8 @@ from shutil import rmtree
 from types import ModuleType
 from typing import IO, NamedTuple
 
-from weft.benchmark.ab.signals import endings_raise, undisturbed
 from weft.errors import ConfigError
+from weft.testing.signals import endings_raise, undisturbed
 
 fcntl: ModuleType | None
 try:

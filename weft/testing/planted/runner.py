@@ -3,8 +3,9 @@
 import queue
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from weft.testing.planted.fault import Catalogue, Fault
 from weft.testing.planted.tree import StaleFaultError, check, clone, copy_sources, plant
 from weft.testing.planted.trial import Lane, Stem, Trial
 from weft.testing.planted.verdict import Verdict, judge, sees
+from weft.testing.signals import endings_raise, undisturbed
 
 _BASELINE_TIMEOUT_S = 1800.0
 
@@ -46,12 +48,12 @@ def run(
 ) -> Run:
     """Judge these faults. on_verdict: told of each as it comes, one at a time.
 
+    Whatever ends the run, SIGTERM included, neither copies nor tests are left.
     Raises: ConfigError if a source of the catalogue is not under `root`.
     """
     began = time.monotonic()
     verdicts: dict[str, Verdict] = {}
-    with tempfile.TemporaryDirectory(prefix="planted-") as name:
-        folder = Path(name).resolve()
+    with endings_raise(), _scratch() as folder:
         pristine = folder / "pristine"
         copy_sources(root, catalogue.sources, pristine)
         stem = Stem(catalogue.preload, catalogue.environment, jobs)
@@ -77,6 +79,17 @@ def run(
         seconds=time.monotonic() - began,
         baseline_seconds=baseline_seconds,
     )
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder that is gone at the end, though a second signal come meanwhile."""
+    folder = tempfile.TemporaryDirectory(prefix="planted-")
+    try:
+        yield Path(folder.name).resolve()
+    finally:
+        with undisturbed():
+            folder.cleanup()
 
 
 def _stale(fault: Fault, error: StaleFaultError) -> Verdict:

@@ -93,6 +93,7 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
     if child == 0:
         exit_code = 3  # as pytest's own for an internal error
         try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the tests' own is what every program has
             exit_code = run_tests(job)
         finally:
             sys.stdout.flush()
@@ -105,17 +106,23 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
             status = code if ended else None
             if status is None:
                 time.sleep(0.02)
-    finally:  # also where this process is interrupted
+    finally:  # also where this process is to end: nobody may write into the copy any more
         with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
             os.killpg(child, signal.SIGKILL)
-    if status is None:
-        os.waitpid(child, 0)
+        if status is None:
+            os.kill(child, signal.SIGKILL)  # who was not yet at the head of a group
+            os.waitpid(child, 0)
     ended_with = None if status is None else os.waitstatus_to_exitcode(status)
     return {"seconds": time.monotonic() - began, "exit_code": ended_with}
 
 
+def leave(number: int, frame: object) -> None:
+    """End after what has to be tidied up, and say nothing of it."""
+    sys.exit(128 + number)
+
+
 def lane(own: socket.socket) -> None:
-    """One job after the other, until nobody can ask for more."""
+    """One job after the other, until nobody can ask for more, or SIGTERM."""
     with own.makefile("rw", encoding="utf-8") as line:
         print("{}", file=line, flush=True)  # ready
         for job in line:
@@ -124,6 +131,7 @@ def lane(own: socket.socket) -> None:
 
 def main(descriptors: list[int], preload: list[str]) -> None:
     """descriptors: of a socket for each lane."""
+    signal.signal(signal.SIGTERM, leave)
     os.dup2(2, 1)  # what an import prints is no table of verdicts
     for name in preload:
         importlib.import_module(name)
@@ -135,6 +143,7 @@ def main(descriptors: list[int], preload: list[str]) -> None:
                     other.close()  # so that a lane that dies is seen to
             lane(own)
             return
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is for the lanes, which are waited for
     for own in sockets:
         own.close()
     for _ in sockets:

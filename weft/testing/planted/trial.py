@@ -1,7 +1,9 @@
 """One run of some tests in one copy of the tree, by a process that has the slow imports behind it."""
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -55,20 +57,27 @@ class Stem:
             env={**_without_pythonpath(), **environment},
             cwd=_STEM.parent.anchor,
             pass_fds=descriptors,
+            process_group=0,  # a terminal's Ctrl-C is for the run, which ends its lanes
         )
         for _, theirs in pairs:
             theirs.close()
         self.lanes = tuple(Lane(ours, number) for number, (ours, _) in enumerate(pairs))
 
     def close(self) -> None:
-        """End the process and its lanes."""
-        for lane in self.lanes:
-            lane.close()
+        """End the process, its lanes, and whatever tests they run."""
+        # Before the sockets: who waits for an answer holds one, and gets none when its lane has ended.
+        self._signal(signal.SIGTERM)
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._signal(signal.SIGKILL)
             self._process.wait()
+        for lane in self.lanes:
+            lane.close()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # all of them have ended
+            os.killpg(self._process.pid, number)
 
 
 class Lane:
@@ -80,6 +89,8 @@ class Lane:
         self._is_ready = False
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):  # the other end may be closed
+            self._socket.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer waits no longer
         self._line.close()
         self._socket.close()
 
