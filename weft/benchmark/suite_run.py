@@ -102,7 +102,7 @@ class SuiteRun:
             return
         system = ready.built
         self._versions[name] = system.version
-        yield from self._ready_rows(row.by(name, system.version), ready)
+        yield from self._ready_rows(self._row(name, None), ready)
         try:
             for case in self._suite.cases:
                 row = self._row(name, case)
@@ -163,7 +163,8 @@ class SuiteRun:
 
     def _ready_rows(self, row: Row, ready: Ready[System]) -> Iterator[Row]:
         """How long loading took, and weft's parts of it."""
-        targets = READY_S.get(row.model) if row.system == SUBJECT and self._model.device.type == "cuda" else None
+        is_weft = isinstance(ready.built, WeftSystem)
+        targets = READY_S.get(row.model) if is_weft and self._model.device.type == "cuda" else None
         notes = ["random weights drawn on the device, not read from a file"]
         if ready.compiled:
             notes.append(f"Triton compiled {ready.compiled} kernels for {row.system} meanwhile")
@@ -181,12 +182,15 @@ class SuiteRun:
         """`case` None: of the suite as a whole."""
         text = self._suite.name if case is None else f"{self._suite.name}: {case}"
         notes = [] if case is None else [_NOTE]
-        if name == SUBJECT and self._settings.engine:
-            notes.append(", ".join(f"{option}={value}" for option, value in self._settings.engine.items()))
         if name == PEER and case is not None and self._cap_note(case):
             notes.append(self._cap_note(case))
         row = self._model.row("offline", case=text, seed=self._settings.seed, notes="; ".join(notes))
-        return row.by(name, self._versions.get(name, ""))
+        return row.by(self._label(name), self._versions.get(name, ""))
+
+    def _label(self, name: str) -> str:
+        """Of a system in rows: an engine with options of its own is not the one without, and no history of it."""
+        options = self._settings.engine if name == SUBJECT else {}
+        return ", ".join((name, *(f"{option}={value}" for option, value in options.items())))
 
     def _workload(self, name: str, case: Case) -> Workload:
         whole = self._workloads[case]

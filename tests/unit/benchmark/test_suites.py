@@ -155,16 +155,19 @@ def test_huggingface_may_answer_fewer_but_a_full_batch() -> None:
 
 
 @pytest.mark.usefixtures("small_suites")
-def test_fields_of_the_engine_reach_it_and_stand_in_the_notes() -> None:
+def test_fields_of_the_engine_reach_it_and_make_another_system_of_it() -> None:
+    """Or its rows would stand in the history of the engine as it comes, and in its place."""
     rows = tiny(cases="1", systems="weft", repetitions=1, engine="policy=static,attention_backend=contiguous")
-    assert "contiguous" in metrics(rows, "weft")["until ready"].notes
-    assert "policy=static" in metrics(rows, "weft", "1 in flight")["output tokens"].notes
+    name = "weft, policy=static, attention_backend=contiguous"
+    assert {row.system for row in rows} == {name}
+    assert "contiguous" in metrics(rows, name)["until ready"].notes
+    assert "output tokens" in metrics(rows, name, "1 in flight")
 
 
 @pytest.mark.usefixtures("small_suites")
 def test_an_engine_that_cannot_be_is_a_row_with_the_reason_and_the_others_run() -> None:
     rows = tiny(cases="1", repetitions=1, engine="attention_backend=nobody", hf_requests=1)
-    assert "nobody" in metrics(rows, "weft")["not measured"].notes
+    assert "nobody" in metrics(rows, "weft, attention_backend=nobody")["not measured"].notes
     assert "output tokens" in metrics(rows, "hf_static")
 
 
