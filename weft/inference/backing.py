@@ -46,7 +46,12 @@ class Backing:
             if reason is None and isinstance(backend, HasFixedOrder):
                 return backend.in_fixed_order()
             reasons[backend.name] = reason or "its sums have no fixed order, which batch_invariant=True asks for"
-        raise ConfigError(f"no attention backend can run this model: {reasons}")
+        raise ConfigError(
+            f"no attention backend can run this model: {reasons}",
+            hint="attention_backend='auto' takes the first that can"
+            if name != "auto"
+            else "a backend of your own can: docs/conformance.md",
+        )
 
 
 def back(config: ExecutionConfig, placement: Placement) -> Backing:

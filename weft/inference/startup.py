@@ -68,8 +68,10 @@ def check(config: EngineConfig, checkpoint: Checkpoint) -> None:
     Raises: ConfigError, CheckpointError and their kinds, as `start` does.
     """
     placement = place(config.model, checkpoint.stored_dtype)
-    _limits(config, read_config(checkpoint).max_model_len)
-    back(config.execution, placement)
+    limits = _limits(config, read_config(checkpoint).max_model_len)
+    backing = back(config.execution, placement)
+    specs, _ = read_outline(checkpoint, dtype=placement.dtype)
+    backing.attention(config.cache.attention_backend, specs, placement).geometry(limits, config.cache)
 
 
 def start(
