@@ -4,6 +4,7 @@ import argparse
 import logging
 import sys
 from pathlib import Path
+from uuid import uuid4
 
 from weft.config import DTYPE_ALIASES, DTYPES, EngineConfig, writable
 from weft.errors import ConfigError, RequestError, WeftError
@@ -87,15 +88,35 @@ def _collect(options: argparse.Namespace) -> int:
 
 def _verify_on_modal(options: argparse.Namespace) -> int:
     gpu = checked_gpu(options.modal)
-    if options.json is not None or options.prompts is not None:
-        raise ConfigError("--prompts and --json name files of this machine, which a Modal GPU has not")
+    writable("--json", options.json)
+    root = Path(__file__).resolve().parent
+    names = ("model", "max_new_tokens", "dtype", "device", "seed")
+    arguments = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in names]
+    if options.prompts is not None:
+        read_prompts(options.prompts)
+        arguments.append(f"--prompts={_in_the_tree(options.prompts, root)}")
 
     from weft.testing.remote.modal_runner import ModalRunner
     from weft.testing.remote.program import run_program
 
-    names = ("model", "max_new_tokens", "dtype", "device", "seed")
-    arguments = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in names]
-    return run_program(ModalRunner(Path(__file__).parent, gpu, may_fetch=True), ["main.py", *arguments])
+    brings = {}
+    if options.json is not None:
+        there = f"results/verdict-{uuid4().hex}.json"  # a name of its own: a file that is there already is no verdict
+        arguments.append(f"--json={there}")
+        brings[there] = options.json
+    return run_program(ModalRunner(root, gpu, may_fetch=True), ["main.py", *arguments], brings=brings)
+
+
+def _in_the_tree(file: Path, root: Path) -> Path:
+    """A file as it is named on the other machine. Raises: ConfigError for one that does not travel."""
+    from weft.testing.remote.modal_runner import left_out
+
+    if not file.resolve().is_relative_to(root) or left_out(root)(file.resolve().relative_to(root)):
+        raise ConfigError(
+            f"--prompts: {file} does not travel to Modal, where only files of the project go that git does not ignore",
+            hint=f"copy it into {root}",
+        )
+    return file.resolve().relative_to(root)
 
 
 def _verify(options: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ _ARTEFACTS = "tests/unit/testing/test_remote_artefacts.py"
 _ledger = partial(Fault, file="weft/testing/remote/ledger.py", tier="tests/unit")
 _session = partial(Fault, file="weft/testing/remote/session.py", tier="tests/unit")
 _artefacts = partial(Fault, file="weft/testing/remote/artefacts.py", tier="tests/unit")
+_PROGRAM = "tests/unit/testing/test_remote_modal.py"
 
 FAULTS = (
     _ledger(
@@ -109,5 +110,23 @@ FAULTS = (
         new="    if target.is_dir():\n",
         why="The folder is inside, and what it links to is not.",
         killers=(f"{_ARTEFACTS}::test_links_lead_nowhere",),
+    ),
+    Fault(
+        name="a program that ended well need leave nothing",
+        file="weft/testing/remote/program.py",
+        tier="tests/unit",
+        old="                elif status == 0:\n",
+        new="                elif False:\n",
+        why="A verdict that was asked for and is not there looks like one that was written.",
+        killers=(f"{_PROGRAM}::test_what_a_program_writes_comes_to_its_place_here_whatever_its_status",),
+    ),
+    Fault(
+        name="prompts that stay here are sent for all the same",
+        file="main.py",
+        tier="tests/unit",
+        old="    if not file.resolve().is_relative_to(root) or left_out(root)(file.resolve().relative_to(root)):\n",
+        new="    if False:\n",
+        why="The machine there would say, after minutes, that there is no such file.",
+        killers=("tests/unit/test_main.py::test_prompts_of_the_tree_go_to_modal_and_the_verdict_comes_back",),
     ),
 )

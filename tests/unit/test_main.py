@@ -1,11 +1,16 @@
 import subprocess
 import sys
+from base64 import b64encode
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 import main
 from weft.errors import ConfigError, RequestError
+from weft.testing.remote.events import Stamp
+from weft.testing.remote.interface import Job
 
 
 def prompts_of(tmp_path: Path, content: str) -> list[str]:
@@ -60,7 +65,8 @@ def test_a_missing_or_binary_file_is_an_error(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--modal=V100"], "no GPU is named 'V100'"),
-        (["--modal", "--json", "out.json"], "a Modal GPU has not"),
+        (["--modal", "--json", "/nowhere/out.json"], "/nowhere"),
+        (["--modal", "--prompts", "absent.txt"], "absent.txt"),
         (["--collect"], "--collect names no experiment\nhint: one of continuous, "),
         (["--collect", "kernel"], "did you mean 'kernels'? It is one of continuous, "),
         (["--collect", "plan", "--modal=V100"], "no GPU is named 'V100'"),
@@ -79,6 +85,50 @@ def test_what_cannot_be_done_says_so_and_exits_non_zero(
     monkeypatch.setattr(sys, "argv", ["main.py", *arguments])
     assert main.main() == 2
     assert message in capsys.readouterr().err
+
+
+class Elsewhere:
+    """A runner in place of Modal's: says what it was asked and that it ended well, with a verdict if one was wanted."""
+
+    asked: ClassVar[list[Job]] = []
+    elsewhere = True
+
+    def __init__(self, root: Path, gpu: str, *, may_fetch: bool) -> None:
+        self.description = f"{root.name} on {gpu}, fetching {may_fetch}"
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def run(self, job: Job) -> Iterator[str]:
+        self.asked.append(job)
+        stamp = Stamp("A")
+        yield stamp("begin", environment={})
+        files = [part.removeprefix("--json=") for part in job.program if part.startswith("--json=")]
+        for file in files:
+            yield stamp("artefact", path=file, content=b64encode(b"{}").decode())
+        yield stamp("exit", code=0, tail="")
+
+
+def test_prompts_of_the_tree_go_to_modal_and_the_verdict_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("weft.testing.remote.modal_runner.ModalRunner", Elsewhere)
+    monkeypatch.setattr(Elsewhere, "asked", [])
+    out = tmp_path / "verdict.json"
+    monkeypatch.setattr(sys, "argv", ["main.py", "--modal", "--prompts", "conftest.py", "--json", str(out), "--seed=3"])
+    assert main.main() == 0
+    assert out.read_text() == "{}"
+    (job,) = Elsewhere.asked
+    assert {"--seed=3", "--prompts=conftest.py"} <= set(job.program)
+    assert job.artefact_folders == ("results",)
+
+    outside = tmp_path / "prompts.txt"
+    outside.write_text("one\n")
+    monkeypatch.setattr(sys, "argv", ["main.py", "--modal", "--prompts", str(outside)])
+    assert main.main() == 2
+    assert "does not travel to Modal" in capsys.readouterr().err
+    assert len(Elsewhere.asked) == 1
 
 
 def test_help_answers_without_importing_torch() -> None:

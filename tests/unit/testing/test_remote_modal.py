@@ -170,6 +170,20 @@ def test_a_program_of_whose_end_nothing_is_heard_has_not_ended_well() -> None:
             run_program(Told(*lines), ["main.py"])
 
 
+def test_what_a_program_writes_comes_to_its_place_here_whatever_its_status(tmp_path: Path) -> None:
+    for code in (0, 1):
+        stamp, here = Stamp("A"), tmp_path / f"{code}.json"
+        artefact = stamp("artefact", path="results/v.json", content=b64encode(b"{}").decode())
+        lines = [stamp("begin", environment={}), artefact, stamp("exit", code=code, tail="")]
+        assert run_program(Told(*lines), ["main.py"], brings={"results/v.json": here}) == code
+        assert here.read_text() == "{}"
+    failed = attempt_of("A", "wrong arguments", code=2)
+    assert run_program(Told(*failed), ["main.py"], brings={"results/v.json": tmp_path / "none"}) == 2
+    with pytest.raises(RemoteError, match=r"left no results/v\.json"):
+        run_program(Told(*attempt_of("A", "", code=0)), ["main.py"], brings={"results/v.json": tmp_path / "none"})
+    assert not (tmp_path / "none").exists()
+
+
 def test_files_of_a_lost_attempt_are_not_taken_over(tmp_path: Path) -> None:
     lines = []
     for attempt, files in (("A", ("lost", "both")), ("B", ("both",))):

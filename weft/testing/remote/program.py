@@ -1,7 +1,9 @@
 """A program that runs elsewhere, its output printed here as it comes: `main.py --modal`."""
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from weft.errors import RemoteError
 from weft.testing.remote.artefacts import write_artefact
@@ -9,14 +11,25 @@ from weft.testing.remote.events import read_event
 from weft.testing.remote.interface import Job, Runner
 
 
-def run_program(runner: Runner, program: Sequence[str]) -> int:
+def run_program(runner: Runner, program: Sequence[str], *, brings: Mapping[str, Path] | None = None) -> int:
     """Run a Python file of the tree with its arguments; its exit status.
 
-    Raises: RemoteError where it cannot be run, or its end was not heard of.
+    brings: files that the program writes there, relative to the root and in a folder, and where they come to here.
+    Raises: RemoteError where it cannot be run, its end was not heard of, or it ended well and left such a file out.
     """
+    brings = brings or {}
+    folders = sorted({str(Path(there).parent) for there in brings})
     runner.open()
     try:
-        return follow_program(runner, program)
+        with TemporaryDirectory() as scratch:
+            status = follow_program(runner, program, folders=folders, into=Path(scratch))
+            for there, here in brings.items():
+                written = Path(scratch) / there
+                if written.exists():
+                    shutil.copyfile(written, here)
+                elif status == 0:
+                    raise RemoteError(f"the program ended well and left no {there}, which {here} was to be")
+        return status
     finally:
         runner.close()
 
