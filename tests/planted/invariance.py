@@ -10,6 +10,7 @@ _WAYS = f"{_ENGINES}::test_neither_chunks_nor_blocks_nor_a_cached_prefix_show"
 _SCORES = f"{_ENGINES}::test_a_prompt_scores_as_its_tokens_did_when_they_were_said_and_as_in_training"
 _OPERATIONS = "tests/unit/layers/test_fixed_order_operations.py"
 _ATTENTION = "tests/unit/attention/test_fixed_order_attention.py"
+_PACKING = "tests/unit/attention/test_packed.py"
 _BUILDING = "tests/unit/inference/test_engine_building.py"
 _operations = partial(Fault, file="weft/layers/fixed_order.py", tier="tests/unit")
 _attention = partial(Fault, file="weft/attention/fixed_order.py", tier="tests/unit")
@@ -135,6 +136,27 @@ FAULTS = (
         why="A score would be of another sequence's keys.",
         tier="tests/equivalence",
         killers=(f"{_SCORES}[cpu-float32-llama]",),
+    ),
+    _packed(
+        name="scoring on a backend takes what it refuses",
+        old="(reason := backend.supports(spec, dtype, device)) is not None",
+        new="(reason := None) is not None",
+        why="A cap on scores would be left out, and nobody would know.",
+        killers=(f"{_PACKING}::test_what_a_backend_cannot_do_is_refused_and_not_left_out",),
+    ),
+    _packed(
+        name="sequences without a token are packed",
+        old='        positive("packed", hint, lengths=length)\n',
+        new="        pass\n",
+        why="As many tokens as sequences are a step of decodes to the kernels, of other tokens.",
+        killers=(f"{_PACKING}::test_a_sequence_without_a_token_is_refused[[2, 0, 1]]",),
+    ),
+    _packed(
+        name="scores on a backend pass for a constant in training",
+        old="if torch.is_grad_enabled() and qkv.requires_grad:",
+        new="if False:",
+        why="Kernels leave attention out of every gradient.",
+        killers=(f"{_PACKING}::test_a_gradient_that_would_be_left_out_is_refused[paged_gather]",),
     ),
     _packed(
         name="a sequence is named by its end",

@@ -7,14 +7,16 @@ In fixed order a sequence's bits are those of an engine that serves it batch-inv
 from collections.abc import Iterator, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.attention.fixed_order import FixedOrderAttend
 from weft.attention.interface import AttentionBackend, AttentionSpec
 from weft.attention.ragged import RaggedAttend, Span
 from weft.batch import Batch, GroupTables, SamplingRows
-from weft.config import CacheConfig, Limits
+from weft.config import CacheConfig, Limits, positive
+from weft.errors import ConfigError
+from weft.layers.heads import HeadTransform
 from weft.layers.operations import Attend
 
 
@@ -39,8 +41,34 @@ class PackedStore:
             yield key, value
 
 
+class WithoutGradients:
+    """An Attend whose kernels autograd knows nothing of: what it gave would pass for a constant."""
+
+    def __init__(self, attend: Attend, name: str) -> None:
+        self._attend = attend
+        self._name = name
+
+    def __call__(
+        self,
+        layer: int,
+        qkv: Float[Tensor, "T_total packed"],
+        positions: Int[Tensor, "T_total"],
+        heads: HeadTransform,
+    ) -> Float[Tensor, "T_total attended"]:
+        if torch.is_grad_enabled() and qkv.requires_grad:
+            raise ConfigError(
+                f"packed_on(backend={self._name!r}) gives no gradients, and its qkv asks for one",
+                hint="torch.no_grad() around the forward pass, or `packed`, which has them",
+            )
+        return self._attend(layer, qkv, positions, heads)
+
+
 def packed(specs: Sequence[AttentionSpec], lengths: Sequence[int], *, fixed_order: bool = False) -> Attend:
-    """The attention of sequences of these lengths, one after another in a batch. specs: one a layer."""
+    """The attention of sequences of these lengths, one after another in a batch. specs: one a layer.
+
+    Raises: ConfigError for no sequence, and for one without a token.
+    """
+    _check(lengths)
     spans, first = [], 0
     for length in lengths:
         spans.append(Span(first, first + length, 0, length))
@@ -56,7 +84,17 @@ def packed_on(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Attend:
-    """The same by a backend, as one step whose cache holds these sequences and goes with the Attend: no gradients."""
+    """The same by a backend, as one step whose cache holds these sequences and goes with the Attend: no gradients.
+
+    Raises: ConfigError as `packed`, for what the backend cannot do, and, when it is called, for a gradient asked of it.
+    """
+    _check(lengths)
+    for spec in specs:
+        if (reason := backend.supports(spec, dtype, device)) is not None:
+            raise ConfigError(
+                f"packed_on(backend={backend.name!r}) cannot run this model: {reason}",
+                hint="the backend that an engine chose, or `packed`, which is plain torch",
+            )
     limits = Limits(max_num_seqs=len(lengths), max_num_batched_tokens=sum(lengths), max_model_len=max(lengths))
     geometry = backend.geometry(limits, CacheConfig())
     cache = backend.allocate(specs, geometry, dtype, device)
@@ -75,4 +113,13 @@ def packed_on(
         logit_rows=nothing,
         sampling=SamplingRows(temperatures=nothing.float(), seeds=nothing, positions=nothing, any_noise=False),
     )
-    return cache.prepare(batch)
+    return WithoutGradients(cache.prepare(batch), backend.name)
+
+
+def _check(lengths: Sequence[int]) -> None:
+    """A sequence of no token has no place in a step: backends tell decodes by as many tokens as sequences."""
+    hint = "leave out sequences without a token"
+    if not lengths:
+        raise ConfigError("lengths=[] holds no sequence", hint=hint)
+    for length in lengths:
+        positive("packed", hint, lengths=length)
