@@ -84,3 +84,21 @@ def accesses(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Accesses]:
         return seen
 
     return begin
+
+
+@pytest.fixture
+def backwards(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """Programs run from the last to the first in the interpreter, so that none finds what an earlier one left it.
+
+    On a GPU they run as they come.
+    """
+    if device.type == "cuda":
+        return
+    from triton.runtime import interpreter
+
+    place = interpreter.InterpreterBuilder.set_grid_idx
+
+    def from_the_end(self: Any, *index: int) -> None:
+        place(self, *(size - 1 - one for size, one in zip(self.grid_dim, index, strict=True)))
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "set_grid_idx", from_the_end)

@@ -170,6 +170,27 @@ def test_in_no_form_of_fixed_order_is_a_row_summed_by_threads(compiler: Compiler
     assert row_sums(compiler, kernel, "forced", mark) | row_sums(compiler, kernel, "launched", mark) == {0}
 
 
+def test_a_key_is_read_back_behind_a_barrier(compiler: Compiler) -> None:
+    """Other threads load it than stored it, and the interpreter has but one: a GPU's form shows what holds them."""
+    (row,) = compiler.forms("weft.kernels.paged_decode", 90, "bf16-D128-P64-n64w8s3-new-fixed-whole-early")
+    assert reads_back_behind_a_barrier(row)
+
+
+@pytest.mark.nightly
+def test_in_every_form_a_key_is_read_back_behind_a_barrier(compiler: Compiler) -> None:
+    rows = compiler.forms("weft.kernels.paged_decode", 90, "forced")
+    writing = [row for row in rows if "-new-fixed" in row["name"] and "-shares" not in row["name"]]
+    assert writing
+    assert [row["name"] for row in writing if not reads_back_behind_a_barrier(row)] == []
+
+
+def reads_back_behind_a_barrier(row: dict[str, Any]) -> bool:
+    """Whether the first thing that is stored, a key with its value, is."""
+    first = row["memory"].index("store")
+    found: list[str] = row["memory"][first : first + 3]
+    return found == ["store", "barrier", "load"]
+
+
 SPILLING = """
 from weft.kernels._jit import jit, tl
 from weft.kernels.specialisation import Specialisation

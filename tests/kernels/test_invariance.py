@@ -4,6 +4,7 @@ With the tiles of `_invariant_tiles` on a GPU; with small ones in the interprete
 edges take no time. `one_sequence.py` says what numbers they get there.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -12,9 +13,16 @@ import pytest
 import torch
 
 from tests.kernels.one_sequence import OneSequence, make_sequence
-from tests.kernels.paged_step import LAYER, Step, make_step
+from tests.kernels.paged_step import LAYER, Step, decode, make_step, prefill
 from weft.errors import KernelError
-from weft.kernels import _paged_decode_tiles, _paged_prefill_tiles, paged_decode, paged_prefill
+from weft.kernels import (
+    _paged_decode_tiles,
+    _paged_prefill_tiles,
+    cache_write,
+    merge_parts,
+    paged_decode,
+    paged_prefill,
+)
 from weft.kernels._invariant_tiles import SPLIT, InvariantTiles, invariant_tiles
 from weft.kernels._jit import capability
 from weft.kernels._paged_decode_tiles import by_shapes
@@ -57,6 +65,7 @@ def check(sequence: OneSequence, lengths: tuple[int, ...], tiles: InvariantTiles
     [
         (EDGES, {}),
         ((33, 98, 129), {"window": 70, "soft_cap": 2.0}),
+        ((33, 98), {"heads": (2, 1), "dtype": torch.float16}),
         pytest.param((1, 17, 65, 98, 129), {"heads": (1, 1)}, marks=pytest.mark.nightly),
         pytest.param((1, 17, 65, 98, 129), {"heads": (16, 2), "window": 40}, marks=pytest.mark.nightly),
         pytest.param(tuple(range(1, 130)), {"heads": (1, 1)}, marks=pytest.mark.nightly),
@@ -114,6 +123,13 @@ def test_a_key_that_is_written_and_read_back_has_the_bits_of_one_that_lay_there(
     check_reading_back(step, tiles_of(), **form)
 
 
+@pytest.mark.usefixtures("backwards")
+@pytest.mark.parametrize("form", [{"programs": 1}, {"programs": 10**6}], ids=str)
+def test_whoever_reads_a_key_back_has_written_it(form: dict[str, Any], device: torch.device) -> None:
+    """Two tiles of heads read the same key, and on a GPU neither waits for the other."""
+    check_reading_back(make_step((33, 2), (1, 1), device=device, heads=(20, 1)), tiles_of(), **form)
+
+
 def check_reading_back(step: Step, tiles: InvariantTiles, **form: Any) -> None:
     """Queries and keys here turn by random angles, so that a rotation in another order would show."""
     given = {"num_query_heads": step.num_query_heads, "tile": tiles.decode, "split": tiles.split, **form}
@@ -127,6 +143,48 @@ def check_reading_back(step: Step, tiles: InvariantTiles, **form: Any) -> None:
     found = paged_decode.paged_decode(step.qkv, step.paged(now), scoring, new=new, **given)
     assert torch.equal(found, expected)
     assert torch.equal(now.nan_to_num(), before.nan_to_num())
+
+
+class Recorder:
+    """In the place of a kernel: what it is launched with."""
+
+    def __init__(self) -> None:
+        self.launched: list[dict[str, Any]] = []
+
+    def __getitem__(self, _grid: object) -> Callable[..., None]:
+        return lambda *_, **options: self.launched.append(options)
+
+
+def test_no_launch_lets_the_compiler_fuse_a_product_with_a_sum(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it does it follows its own mind in each kernel, and the interpreter never does."""
+    recorder = Recorder()
+    for module, name in (
+        (cache_write, "_cache_write_kernel"),
+        (paged_decode, "paged_decode_kernel"),
+        (merge_parts, "_merge_parts_kernel"),
+        (paged_prefill, "paged_prefill_kernel"),
+    ):
+        monkeypatch.setattr(module, name, recorder)
+    step, tiles = make_step((130, 2), (1, 1), device=device), tiles_of()
+    prefill(step, step.pool.clone(), tile=tiles.prefill, split=tiles.split)
+    decode(step, step.pool.clone(), fixed_order=True, tile=tiles.decode, split=tiles.split, programs=10**6)
+    assert [options["enable_fp_fusion"] for options in recorder.launched] == [False] * 4
+
+
+@pytest.mark.parametrize("slot", [-1, 0])
+def test_a_key_that_would_be_read_from_elsewhere_is_refused_in_debug_mode(slot: int, device: torch.device) -> None:
+    step = make_step((3, 34, 20), (1, 1, 1), device=device, block_size=16)
+    tiles, slots = tiles_of(), step.new.slots.clone()
+    own, slots[1] = int(slots[1]), slot
+    changed = replace(step, new=replace(step.new, slots=slots))
+    form = {"tile": tiles.decode, "split": tiles.split}
+    with pytest.raises(KernelError, match=rf"slots\[1\]={slot}, .* token 33 is read back from slot {own}") as caught:
+        decode(changed, step.pool.clone(), fixed_order=True, debug=True, **form)
+    assert "fixed_order=False" in str(caught.value.hint)
+    decode(changed, step.pool.clone(), fixed_order=False, debug=True, **form)
+    decode(step, step.pool.clone(), fixed_order=True, debug=True, **form)
 
 
 def test_heads_with_norms_are_refused(device: torch.device) -> None:

@@ -218,6 +218,24 @@ def check_new(new: NewTokens, count: int, pool: Tensor, *, debug: bool | None = 
     check_indices("slots", new.slots, count, pool, least=-1, most=num_slots - 1, debug=debug)
 
 
+def check_read_back(paged: PagedKeys, new: NewTokens) -> None:
+    """Raises: KernelError unless the new key of each request with one row goes where its table has its last token.
+
+    Reads lengths, starts, tables and slots back.
+    """
+    size, starts = paged.pool.shape[3], paged.query_starts.tolist()
+    for request, length in enumerate(paged.sequence_lengths.tolist()):
+        row, column = starts[request], (length - 1) // size
+        if length == 0 or starts[request + 1] - row != 1:
+            continue
+        own = int(paged.block_tables[request, column]) * size + (length - 1) % size
+        if (slot := int(new.slots[row])) != own:
+            raise KernelError(
+                f"slots[{row}]={slot}, and in fixed order the key of token {length - 1} is read back from slot {own}",
+                hint="fixed_order=False takes it from registers",
+            )
+
+
 def _check_values(paged: PagedKeys, num_rows: int) -> None:
     num_blocks, block_size = paged.pool.shape[2:4]
     batch, columns = paged.block_tables.shape

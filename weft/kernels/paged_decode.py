@@ -21,7 +21,7 @@ from torch import Tensor
 
 from weft.errors import KernelError
 from weft.kernels import cache_write, paged_prefill
-from weft.kernels._arguments import check_count, check_device, check_size
+from weft.kernels._arguments import check_count, check_device, check_size, debugging
 from weft.kernels._invariant_tiles import invariant_tiles
 from weft.kernels._jit import cdiv, launches_early, next_power_of_2
 from weft.kernels._paged_decode_kernel import AT_ONCE, paged_decode_kernel
@@ -46,6 +46,7 @@ from weft.kernels.paged import (
     Scoring,
     check_keys,
     check_new,
+    check_read_back,
     check_rows,
     check_scoring,
     padded_head_dim,
@@ -89,7 +90,7 @@ def paged_decode(
 
     rows: rotated queries `[T_total, H_q * D]`; with `new`, packed rows, and keys and values are written as well.
     fixed_order: give a row the bits of `paged_prefill` with this `split` and as many keys a tile, whatever else a tile
-    is; the slot of a new key must then not be -1, since it is read from there.
+    is; the slot of a new key must then be its own in the table, since it is read from there (checked in debug mode).
     tile, programs, split: force one of `candidates`, about how many programs, keys a split (which changes bits).
     lend: whether long requests get programs of their own in a second launch; None decides by shapes.
     Raises: KernelError for shapes, dtypes, strides and geometry that do not fit.
@@ -106,6 +107,8 @@ def paged_decode(
     check_rows("rows", rows, num_heads * head_dim, paged.pool)
     if new is not None:
         check_new(new, len(rows), paged.pool, debug=debug)
+        if fixed_order and debugging(debug):
+            check_read_back(paged, new)
     num_parts = max(1, min(MOST_SPLITS, cdiv(columns * block_size, split)))
     block_m = BLOCK_M if tile is None else tile.block_m
     check_size("tile.block_m", block_m)

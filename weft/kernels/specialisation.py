@@ -67,7 +67,7 @@ class Resources:
     local_bytes: int
     shared_bytes: int
     instructions: tuple[str, ...]  # of those worth knowing about, which occur in the PTX
-    memory: tuple[str, ...] = ()  # loads, stores, waits and releases in the order of the PTX, repeats left out
+    memory: tuple[str, ...] = ()  # loads, stores, barriers, waits, releases in the order of the PTX, repeats left out
     waits: bool = False
     reads_ahead: bool = False
     row_sums: int = 0  # places where threads sum a row, in an order that follows from who has which columns
@@ -89,7 +89,7 @@ class Resources:
         if "wait" not in self.memory:
             return ["never waits for the kernel ahead of it"]
         before = self.memory[: self.memory.index("wait")]
-        allowed = ("load",) if self.reads_ahead else ()
+        allowed = ("barrier", "load") if self.reads_ahead else ("barrier",)
         return [f"a {event} before it waits for the kernel ahead of it" for event in before if event not in allowed]
 
 
@@ -98,13 +98,14 @@ _NOTABLE = ("wgmma.mma_async", "mma.sync", "tcgen05.mma", "cp.async.bulk.tensor"
 _EVENTS = {
     "load": r"ld\.global|cp\.async\.c[ag]|cp\.async\.bulk\S*shared\S*\.global",
     "store": r"st\.global|atom\.|red\.(?:global|async|relaxed)|cp\.async\.bulk\S*global\S*\.shared",
+    "barrier": r"bar\.(?:warp\.)?sync",
     "wait": r"griddepcontrol\.wait",
     "release": r"griddepcontrol\.launch_dependents",
 }
 
 
 def _memory(ptx: str) -> tuple[str, ...]:
-    """What touches global memory or another kernel's time, in the order of the text.
+    """What touches global memory or another's time, be it a thread's or a kernel's, in the order of the text.
 
     >>> _memory("ld.global.v4.b32 a; ld.global.b32 b; griddepcontrol.wait; st.global.b32 c;")
     ('load', 'wait', 'store')
