@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.kernels.one_sequence import OneSequence, make_sequence
-from tests.kernels.paged_step import LAYER, Step, decode, make_step, prefill
+from tests.kernels.paged_step import LAYER, Step, assert_attends, decode, make_step, prefill
 from weft.errors import KernelError
 from weft.kernels import (
     _paged_decode_tiles,
@@ -143,6 +143,16 @@ def check_reading_back(step: Step, tiles: InvariantTiles, **form: Any) -> None:
     found = paged_decode.paged_decode(step.qkv, step.paged(now), scoring, new=new, **given)
     assert torch.equal(found, expected)
     assert torch.equal(now.nan_to_num(), before.nan_to_num())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"window": 40, "soft_cap": 2.0}], ids=str)
+def test_both_kernels_attend(options: dict[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+    """What they have in common may be wrong in both."""
+    step, tiles = make_step((1, 33, 98), (1, 1, 1), dtype=dtype, device=device, **options), tiles_of()
+    found = decode(step, step.pool.clone(), fixed_order=True, tile=tiles.decode, split=tiles.split)
+    assert_attends(found, step)
+    assert_attends(prefill(step, step.pool.clone(), tile=tiles.prefill, split=tiles.split), step)
 
 
 class Recorder:

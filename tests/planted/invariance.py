@@ -10,12 +10,15 @@ _WAYS = f"{_ENGINES}::test_neither_chunks_nor_blocks_nor_a_cached_prefix_show"
 _SCORES = f"{_ENGINES}::test_a_prompt_scores_as_its_tokens_did_when_they_were_said_and_as_in_training"
 _OPERATIONS = "tests/unit/layers/test_fixed_order_operations.py"
 _ATTENTION = "tests/unit/attention/test_fixed_order_attention.py"
+_BACKENDS = "tests/unit/attention/test_paged_backends.py"
+_CUT_ALIKE = f"{_BACKENDS}::test_in_fixed_order_all_launches_of_a_step_cut_alike"
 _PACKING = "tests/unit/attention/test_packed.py"
 _BUILDING = "tests/unit/inference/test_engine_building.py"
 _operations = partial(Fault, file="weft/layers/fixed_order.py", tier="tests/unit")
 _attention = partial(Fault, file="weft/attention/fixed_order.py", tier="tests/unit")
 _backing = partial(Fault, file="weft/inference/backing.py", tier="tests/unit")
 _choice = partial(Fault, file="weft/layers/kernel_choice.py", tier="tests/unit")
+_kernels = partial(Fault, file="weft/attention/paged_triton.py", tier="tests/unit")
 _packed = partial(Fault, file="weft/attention/packed.py", tier="tests/unit")
 
 FAULTS = (
@@ -128,6 +131,36 @@ FAULTS = (
         new="planes=1 if shape.rows > MOST_SPLIT_ROWS else few.planes)",
         why="gpu.md 4e: the factor of a split must not follow the rows.",
         killers=("tests/unit/layers/test_kernel_choice.py::test_a_batch_invariant_sum_is_cut_by_the_matrix_alone",),
+    ),
+    _kernels(
+        name="prefill takes its own tiles",
+        old="skip_single=True, tile=tiles.prefill, split=tiles.split",
+        new="skip_single=True, split=tiles.split",
+        why="As many keys a tile as decode takes, on some GPUs and in some dtypes only.",
+        killers=(f"{_CUT_ALIKE}[False-[3, 1]]",),
+    ),
+    _kernels(
+        name="decode is cut as it usually is",
+        old="            split=tiles.split,\n",
+        new="",
+        why="Splits of 256 keys and of 128 are one until a sequence has more.",
+        killers=(f"{_CUT_ALIKE}[False-[1, 1]]",),
+    ),
+    _kernels(
+        name="decode norms the heads that prefill norms elsewhere",
+        old="if self._one_each and new.rotation.query_norm is None:",
+        new="if self._one_each:",
+        why="The kernel refuses: every decode of such a model would fail.",
+        killers=(f"{_CUT_ALIKE}[True-[1, 1]]",),
+    ),
+    Fault(
+        name="in fixed order a sum of weights is not rescaled",
+        file="weft/kernels/pieces.py",
+        old="acc=total * factor[:, None], input_precision=PRECISION)\n    else:",
+        new="acc=total, input_precision=PRECISION)\n    else:",
+        why="Both kernels agree on it to the bit.",
+        tier="tests/kernels",
+        killers=("tests/kernels/test_invariance.py::test_both_kernels_attend[{}-torch.float32]",),
     ),
     _packed(
         name="scoring on a backend writes every sequence to the first one's blocks",

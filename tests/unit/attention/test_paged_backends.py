@@ -1,15 +1,19 @@
 """Each backend over blocks, against attention in float64: what a layer declares reaches it, and copies are whole."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from weft.attention import find_backend
+from weft.attention import find_backend, paged_triton
 from weft.attention.interface import AttentionSpec
+from weft.attention.packed import packed_on
 from weft.batch import Batch, GroupTables, SamplingRows
 from weft.config import CacheConfig, Limits
+from weft.kernels._invariant_tiles import invariant_tiles
 from weft.layers.heads import HeadTransform
 from weft.layers.norm import RMSNorm
 from weft.layers.rope import RopeConfig, RotaryTable
@@ -96,3 +100,35 @@ def test_copied_blocks_are_whole_and_leave_the_rest(name: str) -> None:
     cache.copy_blocks([(4, 1), (0, 3)])
     expected = before[:, :, [0, 4, 2, 0, 4, 5, 6]]
     assert torch.equal(cache.pool, expected)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("lengths", [[3, 1], [1, 1]], ids=str)
+@pytest.mark.parametrize("norms", [False, True])
+def test_in_fixed_order_all_launches_of_a_step_cut_alike(
+    norms: bool, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other tiles are as right, and of the tiny shapes of other tests most are the same."""
+    launched: list[tuple[str, dict[str, Any]]] = []
+    for kernel in (paged_triton.paged_decode, paged_triton.paged_prefill):
+
+        def recorded(*given: Any, kernel: Callable[..., Tensor] = kernel, **options: Any) -> Tensor:
+            launched.append((kernel.__name__, options))
+            return kernel(*given, **options)
+
+        monkeypatch.setattr(paged_triton, kernel.__name__, recorded)
+    heads = heads_of(PLAIN)
+    if not norms:
+        heads = HeadTransform(4, 2, HEAD_DIM, heads.rotary)
+    backend = paged_triton.BACKEND.in_fixed_order()
+    attend = packed_on(backend, [PLAIN], lengths, dtype=torch.float32, device=CPU)
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    assert attend(0, torch.randn(len(positions), 8 * HEAD_DIM), positions, heads).isfinite().all()
+
+    tiles = invariant_tiles(torch.float32, HEAD_DIM, compute_capability=0)
+    expected = {"paged_decode": (tiles.decode, tiles.split, True), "paged_prefill": (tiles.prefill, tiles.split, None)}
+    decodes = lengths == [1, 1]
+    assert [name for name, _ in launched] == (["paged_decode"] if decodes else ["paged_prefill", "paged_decode"])
+    for name, options in launched:
+        assert (options.get("tile"), options.get("split"), options.get("fixed_order")) == expected[name]
+    # A norm sums a head in an order of the launch that it is in, so that its keys are written by the usual one.
+    assert ("new" in launched[-1][1]) == (decodes and not norms)
