@@ -66,9 +66,15 @@ class WithoutGradients:
 def packed(specs: Sequence[AttentionSpec], lengths: Sequence[int], *, fixed_order: bool = False) -> Attend:
     """The attention of sequences of these lengths, one after another in a batch. specs: one a layer.
 
-    Raises: ConfigError for no sequence, and for one without a token.
+    Raises: ConfigError for no sequence, for one without a token, and for a soft cap.
     """
     _check(lengths)
+    for spec in specs:
+        if spec.soft_cap is not None:
+            raise ConfigError(
+                f"packed(soft_cap={spec.soft_cap}) would be left out: torch's softmax knows of no cap",
+                hint="packed_on a backend with its own softmax, as paged_triton",
+            )
     spans, first = [], 0
     for length in lengths:
         spans.append(Span(first, first + length, 0, length))

@@ -46,11 +46,14 @@ class Backing:
             if reason is None and isinstance(backend, HasFixedOrder):
                 return backend.in_fixed_order()
             reasons[backend.name] = reason or "its sums have no fixed order, which batch_invariant=True asks for"
+        hint = (
+            "attention_backend='auto' takes the first that can"
+            if name != "auto"
+            else "a backend of your own can: docs/conformance.md"
+        )
         raise ConfigError(
             f"no attention backend can run this model: {reasons}",
-            hint="attention_backend='auto' takes the first that can"
-            if name != "auto"
-            else "a backend of your own can: docs/conformance.md",
+            hint=f"batch_invariant=False, or {hint}" if self.batch_invariant else hint,
         )
 
 

@@ -57,6 +57,10 @@ def test_what_a_backend_cannot_do_is_refused_and_not_left_out() -> None:
         with pytest.raises(ConfigError, match=rf"packed_on\(backend='{backend}'\) cannot run .*: {reason}") as caught:
             on(backend, [3], **changes)
         assert "`packed`" in str(caught.value.hint)
+    for in_order in (False, True):
+        with pytest.raises(ConfigError, match=r"packed\(soft_cap=3.0\) would be left out") as caught:
+            packed([ATTENTION, replace(ATTENTION, soft_cap=3.0)], [3], fixed_order=in_order)
+        assert "packed_on" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("backend", ["paged_gather", "contiguous"])

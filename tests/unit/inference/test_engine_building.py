@@ -177,8 +177,11 @@ def test_a_backend_whose_sums_have_no_fixed_order_serves_unless_it_is_asked_for(
 
     monkeypatch.setattr("weft.inference.backing.find_backend", lambda _name: Foreign())
     assert "attention foreign" in build(attention_backend="foreign").description
-    with pytest.raises(ConfigError, match="'foreign': 'its sums have no fixed order, which batch_invariant=True asks"):
+    with pytest.raises(
+        ConfigError, match="'foreign': 'its sums have no fixed order, which batch_invariant=True asks"
+    ) as caught:
         build(attention_backend="foreign", batch_invariant=True)
+    assert caught.value.hint == "batch_invariant=False, or attention_backend='auto' takes the first that can"
 
 
 def test_fused_operations_where_no_kernel_runs_are_an_error(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
