@@ -342,6 +342,17 @@ SPECIALISATIONS = (
         )
         for whole in (True, False)
     ),
+    *(
+        _specialisation(
+            "bf16",
+            head_dim,
+            invariant_tiles(torch.bfloat16, head_dim, compute_capability=80).decode,
+            fixed=True,
+            whole=True,
+            early=False,
+        )
+        for head_dim in (64, 128, 256)
+    ),
     _specialisation("bf16", 80, CANDIDATES[2, 128][0], whole=True),
     _specialisation("fp16", 128, CROWDED[2, 128], new=False),
     *(_specialisation("fp32", head_dim, CANDIDATES[4, head_dim][0], whole=True) for head_dim in (64, 128, 256)),

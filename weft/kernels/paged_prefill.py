@@ -206,6 +206,16 @@ SPECIALISATIONS = (
         for block_size, masked in ((64, False), (16, False), (64, True))
     ),
     _specialisation("bf16", 64, invariant_tiles(torch.bfloat16, 64, group=1).prefill, split=INVARIANT_SPLIT),
+    *(
+        _specialisation(
+            "bf16",
+            head_dim,
+            invariant_tiles(torch.bfloat16, head_dim, compute_capability=80).prefill,
+            split=INVARIANT_SPLIT,
+            capabilities=(80, 89),
+        )
+        for head_dim in (64, 128, 256)
+    ),
     _specialisation("bf16", 128, CANDIDATES[2, 128][0], block_size=16),
     _specialisation("bf16", 80, CANDIDATES[2, 128][0]),
     _specialisation("fp16", 128, CANDIDATES[2, 128][0]),
