@@ -1,5 +1,7 @@
 """The allocator before the laws of `weft.testing.conformance`: those of sets, by its own name, and the others."""
 
+import pytest
+
 from weft.inference.block_allocator import BlockAllocator
 from weft.testing.conformance.allocator import (
     an_eviction_costs_the_same_however_many_went_before,
@@ -21,3 +23,15 @@ def test_sharing_a_free_block_asserts() -> None:
 
 def test_an_eviction_costs_the_same_however_many_went_before() -> None:
     an_eviction_costs_the_same_however_many_went_before(BlockAllocator)
+
+
+def test_a_lost_and_a_doubled_block_are_told_with_all_three_states() -> None:
+    allocator = BlockAllocator(3)
+    allocator.allocate(2)
+    allocator.check()
+    allocator._returned.append(1)
+    with pytest.raises(AssertionError, match=r"free 2 \+ cached 0 \+ owned 2 != blocks 3"):
+        allocator.check()
+    del allocator._references[0]
+    with pytest.raises(AssertionError, match=r"a block is in two states: \[1, 1\]"):
+        allocator.check()

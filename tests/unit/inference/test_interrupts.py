@@ -1,5 +1,6 @@
 """Ctrl-C at any line of a step, in plain Python: whoever is left can be aborted, and the engine is as good as new."""
 
+from itertools import count
 from types import CodeType
 
 import pytest
@@ -51,3 +52,17 @@ def test_an_interrupt_leaves_neither_rows_nor_blocks_behind(overlap: bool) -> No
         copied += any(plan.block_copies for plan in bench.plans)
         line += STRIDE  # every line in the end, as no two steps are alike
     assert min(gave_way, copied, line - 1000) > 0, (gave_way, copied, line)
+
+
+def test_an_interrupt_at_any_line_of_an_admission_leaves_the_request_in_one_place() -> None:
+    def admits(code: CodeType) -> bool:
+        return decides(code) and "_admit" in code.co_name
+
+    for line in count(1):
+        bench = Bench(scheduler, num_blocks=8, block_size=2, max_num_seqs=1)
+        bench.add("a", X, 2)
+        if not interrupted_at(line, bench.step, counts=admits):
+            break
+        assert (bench.scheduler.num_waiting, bench.scheduler.running) == (1, ()), line
+        bench.run()
+    assert line > 20, "an admission has more lines"

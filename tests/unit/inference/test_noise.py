@@ -98,3 +98,9 @@ def test_noise_depends_on_seed_position_and_token_whatever_the_batch_order_and_w
     width = data.draw(st.integers(1, 40))
     alone = torch.cat([noise_of([rows[place]], 40) for place in order])
     assert torch.equal(noise_of([rows[place] for place in order], width), alone[:, :width])
+
+
+def test_noise_is_made_where_the_seeds_are() -> None:
+    """On a device without memory, which no tensor of the CPU can be added to."""
+    seeds = torch.zeros(2, dtype=torch.int64, device="meta")
+    assert gumbel(seeds, seeds, 5).device == seeds.device

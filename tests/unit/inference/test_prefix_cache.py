@@ -1,6 +1,12 @@
 import pytest
 
+from weft.config import BlockGeometry, SchedulerConfig
+from weft.inference.policies import build_policy
 from weft.inference.prefix_cache import PrefixCache
+from weft.inference.request import Request
+from weft.inference.sampling_params import SamplingParams
+from weft.inference.scheduler import Scheduler
+from weft.testing.conformance.desk import TOKEN, Desk
 
 
 class SameHash(int):
@@ -75,3 +81,78 @@ def test_of_two_blocks_with_one_content_the_first_is_found_and_the_second_stays_
 def test_a_block_that_is_not_full_is_never_published() -> None:
     with pytest.raises(AssertionError, match="full"):
         PrefixCache(2).publish(0, None, [1])
+
+
+def desk_of(num_blocks: int) -> Desk:
+    return Desk("fcfs", num_blocks=num_blocks, block_size=2, max_num_seqs=1)
+
+
+def found(desk: Desk, request_id: str, prompt: list[int], **options: str) -> int:
+    """Tokens that a request finds in the cache; it runs to its end."""
+    desk.add(request_id, prompt, **options)
+    (admission,) = desk.step().admissions
+    assert not desk.scheduler.has_requests
+    return admission.num_computed_tokens
+
+
+def test_who_finds_a_prefix_and_goes_on_enters_what_follows_behind_it() -> None:
+    desk = desk_of(16)
+    assert found(desk, "a", [1, 2, 3, 4]) == 0
+    assert found(desk, "b", [1, 2, 3, 4, 5, 6]) == 4
+    assert found(desk, "c", [1, 2, 3, 4, 5, 6, 7]) == 6
+    assert found(desk, "d", [5, 6, 7]) == 0, "as the beginning of a prompt, nobody has computed it"
+
+
+def test_requests_of_another_salt_find_nothing_of_each_other() -> None:
+    desk = desk_of(16)
+    assert found(desk, "a", [1, 2, 3], cache_salt="x") == 0
+    assert found(desk, "b", [1, 2, 3]) == 0
+    assert found(desk, "c", [1, 2, 3], cache_salt="y") == 0
+    assert found(desk, "d", [1, 2, 3], cache_salt="x") == 2
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "num_new", "num_copies"),
+    [(3, 1, 1), (2, 2, 0)],
+    ids=["the last block is left for a copy", "no block is left"],
+)
+def test_a_prompt_found_to_its_end_copies_its_last_block_or_else_computes_it(
+    num_blocks: int, num_new: int, num_copies: int
+) -> None:
+    desk = desk_of(num_blocks)
+    found(desk, "a", [1, 2, 3, 4])
+    desk.add("b", [1, 2, 3, 4])
+    plan = desk.step()
+    assert plan.num_new_tokens == (num_new,)
+    assert len(plan.block_copies) == num_copies
+    desk.scheduler.check_idle()
+
+
+def test_every_output_says_what_the_prompt_found() -> None:
+    desk = desk_of(16)
+    found(desk, "a", [1, 2, 3])
+    desk.add("b", [1, 2, 3], 3)
+    told = []
+    while desk.scheduler.has_requests:
+        plan = desk.scheduler.schedule()
+        told += desk.scheduler.update(plan, [[TOKEN]])
+    assert [output.num_cached_tokens for output in told] == [2, 2, 2]
+
+
+def test_without_a_cache_of_prefixes_no_block_is_kept() -> None:
+    config = SchedulerConfig(policy="fcfs")
+    geometry = BlockGeometry(num_blocks=8, block_size=2, shareable=True)
+    scheduler = Scheduler(config, build_policy(config), geometry)  # it has to be asked for
+    scheduler.add(
+        Request(
+            request_id="a",
+            token_ids=[1, 2, 3, 4],
+            num_prompt_tokens=4,
+            params=SamplingParams(),
+            seed=0,
+            stop_token_ids=frozenset(),
+            max_len=5,
+        )
+    )
+    scheduler.update(scheduler.schedule(), [[TOKEN]])
+    assert (scheduler._allocator.num_free, scheduler._allocator.num_cached) == (8, 0)

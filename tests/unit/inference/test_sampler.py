@@ -12,7 +12,10 @@ from torch._subclasses import FakeTensorMode
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from weft.batch import SamplingRows, Truncation
-from weft.inference.sampler import GumbelSampler, Sampler
+from weft.inference import sampler
+from weft.inference.sampler import GumbelSampler, KernelSampler, Sampler
+from weft.kernels import truncate
+from weft.kernels._jit import HAS_TRITON
 
 FALSE_ALARM_RATE = 1e-4  # of one chi-squared test, over the choice of its seeds, which are fixed
 VOCAB = 8
@@ -262,3 +265,62 @@ def test_sampling_reads_nothing_back_from_the_device(temperature: float) -> None
     with FakeTensorMode():
         tokens = sample(torch.zeros(3, VOCAB), rows_of([(temperature, seed, 0) for seed in range(3)]))
     assert tokens.shape == (3,)
+
+
+MIXED: list[tuple[Row, Cut]] = [((0.0, 1, 3), (2, 1.0, 0.0)), ((0.7, 2, 5), (0, 0.6, 0.0)), ((1.5, 2**40, 9), NO_CUT)]
+
+
+def on(device: torch.device, rows: SamplingRows) -> SamplingRows:
+    truncation = rows.truncation
+    if truncation is not None:
+        truncation = Truncation(
+            top_k=truncation.top_k.to(device), top_p=truncation.top_p.to(device), min_p=truncation.min_p.to(device)
+        )
+    return SamplingRows(
+        temperatures=rows.temperatures.to(device),
+        seeds=rows.seeds.to(device),
+        positions=rows.positions.to(device),
+        any_noise=rows.any_noise,
+        truncation=truncation,
+    )
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_the_sampler_of_kernels_draws_the_tokens_of_the_plain_one(is_cut: bool) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows, all_cuts = map(list, zip(*(MIXED * 5), strict=True))
+    logits = logits_of(2, rows=15, vocab=31).to(device)
+    chosen = on(device, rows_of(rows, all_cuts if is_cut else None))
+    expected = sample(logits, chosen)
+    assert torch.equal(KernelSampler()(logits, chosen), expected)
+    assert torch.equal(sample(logits, on(device, rows_of(rows))), expected) != is_cut, "this shows nothing"
+
+
+def test_cuts_are_those_of_plain_torch_on_a_cpu_and_none_where_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, all_cuts = map(list, zip(*MIXED, strict=True))
+    logits, chosen = logits_of(2, rows=3, vocab=31), rows_of(rows, all_cuts)
+    assert sampler.cuts(logits, rows_of(rows)) is None
+    monkeypatch.setattr(truncate, "thresholds", None)  # though the interpreter could run it here
+    cut = chosen.truncation
+    assert cut is not None
+    expected = truncate.reference(logits, chosen.temperatures, cut.top_k, cut.top_p, cut.min_p)
+    found = sampler.cuts(logits, chosen)
+    assert found is not None
+    assert torch.equal(found, expected)
+
+
+def test_cuts_are_made_by_a_kernel_on_a_gpu_that_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Tensor] = []
+
+    def thresholds(logits: Tensor, *_: Tensor) -> Tensor:
+        asked.append(logits)
+        return logits[:, 0]
+
+    monkeypatch.setattr(truncate, "thresholds", thresholds)
+    monkeypatch.setattr(sampler, "runs_on", lambda device: device.type == "cuda")
+    rows, all_cuts = map(list, zip(*MIXED, strict=True))
+    with FakeTensorMode():
+        logits = torch.empty(3, 31, device="cuda")
+        sampler.cuts(logits, on(logits.device, rows_of(rows, all_cuts)))
+    assert asked == [logits]
