@@ -234,6 +234,7 @@ def test_an_id_that_comes_back_does_not_overtake_those_who_waited() -> None:
         (8, 64, 4, [4, 4]),
         (10, 3, None, [3, 3, 3, 1]),
         (5, 2, 9, [2, 2, 1]),
+        (3, 1, None, [1, 1, 1]),
     ],
 )
 def test_a_prompt_is_cut_by_chunk_and_budget_and_samples_once(
@@ -242,9 +243,10 @@ def test_a_prompt_is_cut_by_chunk_and_budget_and_samples_once(
     scheduler = scheduler_of(1, budget, chunk)
     scheduler.add(request_of("a", prompt))
     plans = []
-    while scheduler.has_requests:
+    for _ in counts:
         plans.append(scheduler.schedule())
         run(scheduler, plans[-1])
+    assert not scheduler.has_requests
     assert [plan.num_new_tokens[0] for plan in plans] == counts
     assert [plan.num_logit_rows[0] for plan in plans] == [0] * (len(counts) - 1) + [1]
 
