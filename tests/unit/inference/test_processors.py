@@ -285,3 +285,11 @@ def test_processors_joined_for_one_step_serve_no_other() -> None:
     without = replace(other, num_logit_rows=(0, 1), admissions=())
     assert changed(without, 1, row_each=False) == [0]
     assert changed(without, 2, row_each=True) == [1]
+
+
+def test_presence_is_taken_once_from_tokens_that_count_and_not_from_others() -> None:
+    logits, zeros = torch.zeros(1, 5), torch.zeros(1, 5)
+    places, counted = torch.tensor([[0, 2, 2, 3]]), torch.tensor([[1.0, 1.0, 1.0, 0.0]])  # 3 is of the prompt alone
+    penalise_count(logits, places, counted, None, torch.tensor([[0.5]]), zeros)
+    assert logits.tolist() == [[-0.5, 0.0, -0.5, 0.0, 0.0]]
+    assert not zeros.any()
