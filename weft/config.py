@@ -269,7 +269,7 @@ class ExecutionConfig:
         if not isinstance(self.batch_invariant, bool) and self.batch_invariant != "auto":
             raise ConfigError(
                 f"batch_invariant must be True, False or 'auto', got {shown(self.batch_invariant)}",
-                hint="'auto' is off wherever the mode costs more than 5 %",
+                hint="'auto' leaves it off: docs/decisions/0019-batch-invariance.md says what it costs",
             )
         named("ExecutionConfig", operations=self.operations)
         if self.operations not in OPERATIONS:

@@ -22,7 +22,6 @@ from weft.config import EngineConfig
 from weft.inference.backing import back
 from weft.inference.placement import place as placed
 from weft.inference.sampling_params import SamplingParams
-from weft.kernels._jit import interpreting
 from weft.layers.operations import Attend
 from weft.models.checkpoint.source import open_checkpoint
 from weft.testing import assert_bitwise
@@ -290,10 +289,9 @@ def scores_in_training(llm: LLM, place: Place, sequences: Sequence[list[int]], a
     return [rows[:-1].gather(1, torch.tensor(one[1:], device=device)[:, None])[:, 0] for rows, one in pieces]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs in Triton's interpreter")
 def test_kernels_give_a_request_the_same_bits_in_company_and_in_chunks(tmp_path: Path) -> None:
     """The path of GPUs, in the interpreter: a step with prompts, decodes and a chunk of one token."""
-    if not interpreting():
-        pytest.skip("Triton compiles for the GPU here; the same is asked of that above")
     shape = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
     folder = save_tiny_model(tmp_path, "llama", seed=5, attention_bias=True, mlp_bias=True, **shape)
     kernels = {"operations": "fused", "attention_backend": "paged_triton", "cpu_linear": "plain"}

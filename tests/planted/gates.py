@@ -256,4 +256,15 @@ COLLECTION = (
         why="A measurement spans two machines.",
         killers=("tests/unit/testing/test_remote_modal.py::test_files_of_a_lost_attempt_are_not_taken_over",),
     ),
+    Fault(
+        name="an engine with options stands in rows as the one without",
+        file="weft/benchmark/suite_run.py",
+        tier="tests/unit",
+        old="options = self._settings.engine if name == SUBJECT else {}",
+        new="options = {}",
+        why="Its figures take the place, and the history, of the engine as it comes.",
+        killers=(
+            "tests/unit/benchmark/test_suites.py::test_fields_of_the_engine_reach_it_and_make_another_system_of_it",
+        ),
+    ),
 )

@@ -54,4 +54,13 @@ FAULTS = (
         why="The pool finds less than is free.",
         killers=(_TRIAL,),
     ),
+    _startup(
+        name="options are not looked at before the tokenizer is read",
+        old="    _choose(config, checkpoint)\n",
+        new="",
+        why="A mistyped backend is told after seconds, or behind an error of the tokenizer.",
+        killers=(
+            "tests/unit/test_llm.py::test_what_cannot_run_here_is_refused_before_the_tokenizer_is_read[options4-pagd_gather]",
+        ),
+    ),
 )

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from weft.attention.interface import Cache
+from weft.attention.interface import AttentionBackend, AttentionSpec, Cache
 from weft.config import BlockGeometry, EngineConfig, ExecutionConfig, Limits
 from weft.errors import ConfigError
-from weft.inference.backing import back
+from weft.inference.backing import Backing, back
 from weft.inference.device_state import DeviceState
 from weft.inference.placement import Placement, place
 from weft.inference.pool_memory import PoolMemory
@@ -62,16 +62,48 @@ class Ready:
     overlap: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Chosen:
+    """What options, machine and the files' headers decide before any weight is read.
+
+    specs: of each layer's attention.   geometry: as many blocks as are wanted, whether or not they fit.
+    """
+
+    placement: Placement
+    limits: Limits
+    vocab_size: int
+    specs: tuple[AttentionSpec, ...]
+    weight_bytes: int
+    backing: Backing
+    backend: AttentionBackend
+    geometry: BlockGeometry
+
+
+def _choose(config: EngineConfig, checkpoint: Checkpoint) -> _Chosen:
+    placement = place(config.model, checkpoint.stored_dtype)
+    model_config = read_config(checkpoint)
+    limits = _limits(config, model_config.max_model_len)
+    backing = back(config.execution, placement)
+    specs, weight_bytes = read_outline(checkpoint, dtype=placement.dtype)
+    backend = backing.attention(config.cache.attention_backend, specs, placement)
+    return _Chosen(
+        placement=placement,
+        limits=limits,
+        vocab_size=model_config.vocab_size,
+        specs=specs,
+        weight_bytes=weight_bytes,
+        backing=backing,
+        backend=backend,
+        geometry=backend.geometry(limits, config.cache),
+    )
+
+
 def check(config: EngineConfig, checkpoint: Checkpoint) -> None:
     """What options, model and machine have against each other, found from the files' headers alone.
 
     Raises: ConfigError, CheckpointError and their kinds, as `start` does.
     """
-    placement = place(config.model, checkpoint.stored_dtype)
-    limits = _limits(config, read_config(checkpoint).max_model_len)
-    backing = back(config.execution, placement)
-    specs, _ = read_outline(checkpoint, dtype=placement.dtype)
-    backing.attention(config.cache.attention_backend, specs, placement).geometry(limits, config.cache)
+    _choose(config, checkpoint)
 
 
 def start(
@@ -87,13 +119,9 @@ def start(
     Raises: ConfigError, CheckpointError and their kinds, before the weights are read where that is possible.
     """
     seconds = Seconds()
-    placement = place(config.model, checkpoint.stored_dtype)
-    model_config = read_config(checkpoint)
-    limits = _limits(config, model_config.max_model_len)
-    specs, weight_bytes = read_outline(checkpoint, dtype=placement.dtype)
-    backing = back(config.execution, placement)
-    backend = backing.attention(config.cache.attention_backend, specs, placement)
-    wanted = backend.geometry(limits, config.cache)
+    chosen = _choose(config, checkpoint)
+    placement, limits, specs, weight_bytes = chosen.placement, chosen.limits, chosen.specs, chosen.weight_bytes
+    backing, backend, wanted = chosen.backing, chosen.backend, chosen.geometry
     bytes_per_block = backend.bytes_per_block(specs, wanted, placement.dtype)
     state_bytes = DeviceState.bytes_for(limits, wanted)
     memory = PoolMemory(config.cache, placement.device)
@@ -125,7 +153,7 @@ def start(
             geometry=geometry,
             device=placement.device,
             operations=backing.operations,
-            vocab_size=model_config.vocab_size,
+            vocab_size=chosen.vocab_size,
             logprobs_mode=config.model.logprobs_mode,
             observe=observe,
         )
@@ -168,7 +196,7 @@ def start(
         placement=placement,
         limits=limits,
         geometry=geometry,
-        vocab_size=model_config.vocab_size,
+        vocab_size=chosen.vocab_size,
         description=description,
         seconds=seconds.by_part,
         overlap=overlap,
