@@ -88,7 +88,7 @@ def _collect(options: argparse.Namespace) -> int:
 
 def _verify_on_modal(options: argparse.Namespace) -> int:
     gpu = checked_gpu(options.modal)
-    writable("--json", options.json)
+    _check(options)
     root = Path(__file__).resolve().parent
     names = ("model", "max_new_tokens", "dtype", "device", "seed")
     arguments = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in names]
@@ -119,12 +119,17 @@ def _in_the_tree(file: Path, root: Path) -> Path:
     return file.resolve().relative_to(root)
 
 
-def _verify(options: argparse.Namespace) -> int:
+def _check(options: argparse.Namespace) -> None:
+    """What is wrong whatever the machine: told before one is asked for. Raises: ConfigError."""
     if options.max_new_tokens < 1:
         raise ConfigError(f"--max-new-tokens must be at least 1, got {options.max_new_tokens}")
     writable("--json", options.json)
-    texts = None if options.prompts is None else read_prompts(options.prompts)
     EngineConfig.of(model=options.model, dtype=options.dtype, device=options.device, seed=options.seed)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    _check(options)
+    texts = None if options.prompts is None else read_prompts(options.prompts)
     logging.basicConfig(level=logging.ERROR)
 
     # Seconds to import: a wrong argument should not wait for them.

@@ -152,4 +152,11 @@ FAULTS = (
         why="A note with a separator of Unicode is two lines, and neither is a row.",
         killers=(f"{_CHANGES}::test_a_text_may_hold_what_ends_lines_elsewhere",),
     ),
+    _looks(
+        name="looks are written in letters that a file may not hold",
+        old="json.dumps(case._asdict() | look._asdict())",
+        new="json.dumps(case._asdict() | look._asdict(), ensure_ascii=False)",
+        why="A name with half a pair of surrogates ends the watch, and nothing is remembered.",
+        killers=(f"{_CHANGES}::test_a_name_that_is_no_text_of_utf_8_is_remembered_all_the_same",),
+    ),
 )

@@ -129,4 +129,13 @@ FAULTS = (
         why="The machine there would say, after minutes, that there is no such file.",
         killers=("tests/unit/test_main.py::test_prompts_of_the_tree_go_to_modal_and_the_verdict_comes_back",),
     ),
+    Fault(
+        name="a machine is asked for before the arguments are looked at",
+        file="main.py",
+        tier="tests/unit",
+        old="    gpu = checked_gpu(options.modal)\n    _check(options)\n",
+        new="    gpu = checked_gpu(options.modal)\n",
+        why="Minutes of a GPU for a dtype that does not exist.",
+        killers=("tests/unit/test_main.py::test_what_cannot_be_done_says_so_and_exits_non_zero[arguments4-float128]",),
+    ),
 )

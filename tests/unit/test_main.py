@@ -67,6 +67,8 @@ def test_a_missing_or_binary_file_is_an_error(tmp_path: Path) -> None:
         (["--modal=V100"], "no GPU is named 'V100'"),
         (["--modal", "--json", "/nowhere/out.json"], "/nowhere"),
         (["--modal", "--prompts", "absent.txt"], "absent.txt"),
+        (["--modal", "--max-new-tokens", "0"], "--max-new-tokens"),
+        (["--modal", "--dtype", "float128"], "float128"),
         (["--collect"], "--collect names no experiment\nhint: one of continuous, "),
         (["--collect", "kernel"], "did you mean 'kernels'? It is one of continuous, "),
         (["--collect", "plan", "--modal=V100"], "no GPU is named 'V100'"),

@@ -28,6 +28,11 @@ class PackedStore:
         self._written: tuple[int, Tensor, Tensor] | None = None
 
     def write(self, layer: int, key: Float[Tensor, "T_total H_kv D"], value: Float[Tensor, "T_total H_kv D"]) -> None:
+        if len(key) != self._spans[-1].last:
+            raise ConfigError(
+                f"packed sequences have {self._spans[-1].last} tokens, and {len(key)} came",
+                hint="as many rows as the lengths say",
+            )
         self._written = layer, key, value
 
     def read(

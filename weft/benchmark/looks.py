@@ -22,7 +22,7 @@ def read_looks(file: Path) -> dict[Case, Look]:
 
 def write_looks(looks: Mapping[Case, Look], file: Path) -> None:
     """Put these in place of what is in the file, whole or not at all."""
-    lines = [json.dumps(case._asdict() | look._asdict(), ensure_ascii=False) + "\n" for case, look in looks.items()]
+    lines = [json.dumps(case._asdict() | look._asdict()) + "\n" for case, look in looks.items()]
     beside = file.with_name(f"{file.name}.new")
     beside.write_text("".join(lines), encoding="utf-8")
     beside.replace(file)

@@ -73,3 +73,11 @@ def test_a_gradient_that_would_be_left_out_is_refused(backend: str) -> None:
         assert torch.equal(attended(on(backend, [3]), [3], qkv), attended(packed([ATTENTION] * 2, [3]), [3], qkv))
     attended(packed([ATTENTION] * 2, [3]), [3], qkv).sum().backward()
     assert qkv.grad is not None
+
+
+@pytest.mark.parametrize("fixed_order", [False, True])
+@pytest.mark.parametrize(("lengths", "given"), [([3], [5]), ([3, 3], [5]), ([3, 2, 4], [5])], ids=str)
+def test_rows_that_the_lengths_do_not_name_are_refused(lengths: list[int], given: list[int], fixed_order: bool) -> None:
+    attend = packed([ATTENTION] * 2, lengths, fixed_order=fixed_order)
+    with pytest.raises(ConfigError, match=f"have {sum(lengths)} tokens, and 5 came"):
+        attended(attend, given, torch.randn(5, 8 * D))

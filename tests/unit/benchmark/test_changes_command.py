@@ -141,3 +141,11 @@ def test_a_value_that_is_no_number_is_an_error_that_names_its_line(
     file.write_text("\n".join(lines))
     assert look(file) == 2
     assert "line 2 is no row" in capsys.readouterr().err
+
+
+def test_a_name_that_is_no_text_of_utf_8_is_remembered_all_the_same(tmp_path: Path) -> None:
+    """JSON has a way to write half a pair of surrogates, and a file has none."""
+    rows, looks = tmp_path / "rows.jsonl", tmp_path / "looks.jsonl"
+    rows.write_text(json.dumps(row("0001", 1.0, case="\ud800x")) + "\n")
+    assert look(rows, looks) == look(rows, looks) == 0
+    assert [file.name for file in sorted(tmp_path.iterdir())] == ["looks.jsonl", "rows.jsonl"]
