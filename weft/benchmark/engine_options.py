@@ -5,6 +5,7 @@ from typing import Any
 from weft.config import EngineConfig
 from weft.errors import ConfigError
 
+_OWN = ("model", "dtype", "device", "seed")  # what a row says of a run comes from the experiment's own options
 _WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -21,6 +22,8 @@ def parse_engine_options(text: str | None) -> dict[str, Any]:
         name, equals, value = part.partition("=")
         if not equals or not name or not value:
             raise ConfigError(f"engine={text!r}: {part!r} is no name=value", hint="enforce_eager=true,overlap=false")
+        if name in _OWN:
+            raise ConfigError(f"engine={text!r}: {name} is not the engine's alone", hint=f"--{name}, or --shape")
         if name in options:
             raise ConfigError(f"engine={text!r} gives {name} twice")
         options[name] = tuple(map(_value, value.split(":"))) if ":" in value else _value(value)

@@ -356,6 +356,8 @@ def test_engine_options_have_types() -> None:
     ("text", "message"),
     [
         ("foo=1", "foo"),
+        ("dtype=float16", "dtype is not the engine's alone"),
+        ("model=x", "model is not the engine's alone"),
         ("enforce_eager=maybe", "enforce_eager must be True or False, got 'maybe'"),
         ("max_num_seqs=4,graph_batch_sizes=1:8", "only max_num_seqs=4 requests"),
         ("graph_batch_sizes=0:8", "graph_batch_sizes must be a positive integer, got 0"),
