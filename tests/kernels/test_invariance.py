@@ -25,7 +25,7 @@ from weft.kernels import (
 )
 from weft.kernels._invariant_tiles import SPLIT, InvariantTiles, invariant_tiles
 from weft.kernels._jit import capability
-from weft.kernels._paged_decode_tiles import by_shapes
+from weft.kernels._paged_decode_tiles import MANY_HEADS, by_shapes
 from weft.kernels.cache_write import rotate_and_write
 
 N, CUT, MOST = 16, 32, 3  # keys of a tile, keys of a split, and splits of a sequence before they grow
@@ -223,12 +223,16 @@ def test_splits_that_cut_tiles_are_refused(device: torch.device) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("gpu", [80, 89, 90, 100])
 @pytest.mark.parametrize("group", [1, 4])
-def test_both_kernels_take_as_many_keys_of_which_a_split_is_a_multiple(
+def test_all_kernels_take_as_many_keys_of_which_a_split_is_a_multiple(
     gpu: int, dtype: torch.dtype, head_dim: int, soft_cap: bool, group: int
 ) -> None:
-    tiles = invariant_tiles(dtype, head_dim, group=group, soft_cap=soft_cap, compute_capability=gpu)
-    assert tiles.decode.block_n == tiles.prefill.block_n
-    assert SPLIT % tiles.decode.block_n == 0
+    tiles = [
+        invariant_tiles(dtype, head_dim, group=group, heads=heads, soft_cap=soft_cap, compute_capability=gpu)
+        for heads in (1, MANY_HEADS)
+    ]
+    assert len({form.block_n for both in tiles for form in (both.decode, both.prefill)}) == 1
+    assert tiles[0].prefill == tiles[1].prefill
+    assert SPLIT % tiles[0].decode.block_n == 0
 
 
 LONG = (1, 2, 63, 64, 65, 127, 128, 129, 512, 1000, 4097, 8192, 8193, 16_385, 16_500)
@@ -241,15 +245,23 @@ GPU_OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def chosen_tiles(dtype: torch.dtype, head_dim: int, options: dict[str, Any], device: torch.device) -> InvariantTiles:
+def chosen_tiles(
+    dtype: torch.dtype, head_dim: int, options: dict[str, Any], device: torch.device
+) -> tuple[InvariantTiles, ...]:
+    """For few heads and for many, where that makes a difference."""
     heads, kv_heads = options.get("heads", (3, 1))
-    return invariant_tiles(
-        dtype,
-        head_dim,
-        group=heads // kv_heads,
-        soft_cap="soft_cap" in options,
-        compute_capability=capability(device),
+    tiles = (
+        invariant_tiles(
+            dtype,
+            head_dim,
+            group=heads // kv_heads,
+            heads=count,
+            soft_cap="soft_cap" in options,
+            compute_capability=capability(device),
+        )
+        for count in (1, MANY_HEADS)
     )
+    return tuple(dict.fromkeys(tiles))
 
 
 @pytest.mark.gpu
@@ -261,14 +273,15 @@ def test_real_tiles_give_prefill_and_decode_the_same_bits(
     dtype: torch.dtype, head_dim: int, options: dict[str, Any], split: int, device: torch.device
 ) -> None:
     sequence = make_sequence(16_500, head_dim=head_dim, dtype=dtype, device=device, **options)
-    tiles = replace(chosen_tiles(dtype, head_dim, options, device), split=split)
-    for form in ({}, {"programs": 1}, {"programs": 10**4}, {"lend": True}):
-        check(sequence, LONG, tiles, **form)
-    whole = sequence.prefilled([16_500], [16_500], tiles)
+    few, *many = (replace(tiles, split=split) for tiles in chosen_tiles(dtype, head_dim, options, device))
+    for tiles in (*many, few):
+        for form in ({}, {"programs": 1}, {"programs": 10**4}, {"lend": True}):
+            check(sequence, LONG, tiles, **form)
+    whole = sequence.prefilled([16_500], [16_500], few)
     counts = (1, 2, 63, 64, 65, 511, 4000, 11_794)
-    assert torch.equal(sequence.prefilled(list(accumulate(counts)), counts, tiles), whole)
+    assert torch.equal(sequence.prefilled(list(accumulate(counts)), counts, few), whole)
     for length in (65, 1000, 16_385):
-        assert torch.equal(sequence.decoded([length], tiles)[0], whole[length - 1])
+        assert torch.equal(sequence.decoded([length], few)[0], whole[length - 1])
 
 
 @pytest.mark.gpu
@@ -282,9 +295,9 @@ def test_real_tiles_read_back_what_they_wrote(
     step = make_step(
         lengths, (1,) * len(lengths), head_dim=head_dim, dtype=dtype, block_size=64, device=device, **options
     )
-    tiles = chosen_tiles(dtype, head_dim, options, device)
-    for form in ({}, {"programs": 1}, {"programs": 10**4}, {"lend": True}):
-        check_reading_back(step, tiles, **form)
+    for tiles in chosen_tiles(dtype, head_dim, options, device):
+        for form in ({}, {"programs": 1}, {"programs": 10**4}, {"lend": True}):
+            check_reading_back(step, tiles, **form)
 
 
 @pytest.mark.gpu

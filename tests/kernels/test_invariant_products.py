@@ -14,13 +14,19 @@ from weft.errors import KernelError
 from weft.kernels.add_norm import add_norm
 from weft.kernels.few_rows_gemm import (
     CANDIDATES,
+    FEWEST,
+    FEWEST_LONG,
+    LONG,
     MANY,
     MANY_ROWS,
     MODEST,
     NARROW,
+    SOME,
+    SOME_GATED,
+    SOME_LOW,
     WIDE,
+    WIDE_GATED,
     Tile,
-    block_t_of,
     few_rows_gemm,
     part_of,
     tile_of,
@@ -65,7 +71,7 @@ def test_a_row_among_any_number_of_others(count: int, device: torch.device) -> N
 
 
 @pytest.mark.parametrize("count", [150, pytest.param(20, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("tile", [*TILES, NARROW], ids=str)
+@pytest.mark.parametrize("tile", [*TILES, LONG, NARROW, FEWEST, FEWEST_LONG, SOME, SOME_GATED, SOME_LOW], ids=str)
 def test_no_tile_changes_a_bit_and_a_sum_is_that_of_its_planes(tile: Tile, count: int, device: torch.device) -> None:
     x, weight = factors(count, 40, device)
     expected = in_order(few_rows_gemm(x, weight, splits=SPLITS, tile=MODEST))
@@ -109,17 +115,26 @@ def test_tiles_of_programs_that_go_together_cover_every_tile_once(device: torch.
     assert torch.equal(few_rows_gemm(x, weight, tile=tile), few_rows_gemm(x, weight, tile=MODEST))
 
 
-def test_few_rows_take_the_usual_tile_but_for_tall_matrices_and_for_low_ones() -> None:
-    for count in (1, 16, 33, MANY_ROWS - 1):
-        for width in (8192, 14_336, 128_256):
-            assert tile_of(count, width, 4096, 2, doubled=True) == CANDIDATES[2][0]
-            tall = width > 16_384 and block_t_of(count) == 64
-            assert tile_of(count, width, 4096, 2) == (WIDE if tall else CANDIDATES[2][0])
-            assert tile_of(count, width, 4096, 2, compute_capability=80) == MODEST
-        assert tile_of(count, 1024, 1024, 2, planes=2) == (NARROW if count <= 64 else CANDIDATES[2][0])
-        assert tile_of(count, 3072, 2048, 2) == (NARROW if count <= 64 else CANDIDATES[2][0])
-        assert tile_of(count, 1024, 1024, 2, planes=8) == CANDIDATES[2][0]
-        assert tile_of(count, 1024, 1000, 2, planes=3) == CANDIDATES[2][0]  # its parts would be others
+def test_few_rows_take_tiles_by_how_much_a_program_reads() -> None:
+    usual = CANDIDATES[2][0]
+    for count, plain, part, long_part, tall, gated, less_gated, low in (
+        (1, FEWEST_LONG, FEWEST, FEWEST_LONG, usual, WIDE_GATED, usual, FEWEST),
+        (16, FEWEST_LONG, FEWEST, FEWEST_LONG, usual, WIDE_GATED, usual, FEWEST),
+        (32, FEWEST_LONG, FEWEST, FEWEST_LONG, WIDE, WIDE_GATED, usual, FEWEST),
+        (33, LONG, usual, LONG, WIDE, usual, usual, NARROW),
+        (64, LONG, usual, LONG, WIDE, usual, usual, NARROW),
+        (65, SOME_LOW, SOME, SOME, SOME, MANY[1], SOME_GATED, SOME_LOW),
+        (MANY_ROWS - 1, SOME_LOW, SOME, SOME, SOME, MANY[1], SOME_GATED, SOME_LOW),
+    ):
+        assert tile_of(count, 3072, 2048, 2) == plain
+        assert tile_of(count, 2048, 8192, 2, planes=4) == part
+        assert tile_of(count, 4096, 14_336, 2, planes=2) == long_part
+        assert tile_of(count, 128_256, 2048, 2) == tall
+        assert tile_of(count, 14_336, 4096, 2, doubled=True) == gated
+        assert tile_of(count, 8192, 2048, 2, doubled=True) == less_gated
+        assert tile_of(count, 1024, 1024, 2, planes=2) == low
+        assert tile_of(count, 3072, 2048, 2, compute_capability=80) == MODEST
+    assert tile_of(1, 1024, 1000, 2, planes=3) == usual  # the parts of another would be others
 
 
 def test_many_rows_take_the_largest_tile_that_keeps_most_multiprocessors_busy() -> None:
@@ -135,7 +150,7 @@ def test_many_rows_take_the_largest_tile_that_keeps_most_multiprocessors_busy() 
             (256, 4096, True),
         )
     }
-    assert list(chosen.values()) == [CANDIDATES[2][0], MANY[0], MANY[0], MANY[1], MANY[1], MANY[1], MANY[2]]
+    assert list(chosen.values()) == [SOME_LOW, MANY[0], MANY[0], MANY[1], MANY[1], MANY[1], MANY[2]]
     for tile in MANY:
         rows = tile.block_n + (tile.block_t or 0)
         assert rows * tile.block_k * tile.num_stages * 2 < SHARED_MEMORY_BYTES[90]

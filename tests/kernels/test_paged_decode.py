@@ -23,6 +23,7 @@ from tests.kernels.paged_step import (
 )
 from weft.errors import KernelError
 from weft.kernels import paged_decode
+from weft.kernels._paged_decode_tiles import programs_of, usual_programs
 
 DTYPES = [
     torch.float32,
@@ -163,9 +164,12 @@ def test_merging_in_registers_gives_the_bits_of_merging_parts(
 
 
 def test_programs_follow_from_shapes() -> None:
-    assert [paged_decode.programs_of(heads, 128) for heads in (8, 64, 256, 257, 512, 4096)] == [64, 8, 2, 1, 1, 1]
-    assert paged_decode.programs_of(8, 3) == 3
-    assert paged_decode.programs_of(8, 1) == 1
+    counts = (8, 64, 128, 129, 255, 256, 257, 512, 513, 4096)
+    for num_warps, expected in ((4, [32, 4, 2, 2, 2, 1, 1, 1, 1, 1]), (1, [64, 8, 4, 3, 2, 2, 1, 1, 1, 1])):
+        usual = [programs_of(heads, 128, usual_programs(heads, num_warps)) for heads in counts]
+        assert usual == expected
+    assert programs_of(8, 3, 512) == 3
+    assert programs_of(8, 1, 512) == 1
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # of the fault at the end, which reads what nobody wrote

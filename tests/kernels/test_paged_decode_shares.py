@@ -12,7 +12,7 @@ from tests.kernels.paged_step import assert_attends, assert_pool_equals, decode,
 from weft.kernels import paged_decode
 from weft.kernels._jit import jit, tl
 from weft.kernels._paged_decode_shares import cuts_of, is_long, rank_of, run_of, share_of
-from weft.kernels._paged_decode_tiles import FEW, LONG_ROOM, NARROW, by_shapes, candidates, lends, programs_of
+from weft.kernels._paged_decode_tiles import FEW, LONG_ROOM, NARROW, PROGRAMS, by_shapes, candidates, lends, programs_of
 
 SPLIT, MOST_SPLITS = 32, 64
 TILE = paged_decode.Tile(block_n=16, num_warps=4, num_stages=2)
@@ -156,8 +156,8 @@ def test_who_lends_follows_from_shapes() -> None:
     assert not lends(1, 64, room - 1, 128), "equal lengths in a narrow table keep the plain form"
     assert lends(1, 64, room, 128)
     assert not lends(1, 64, room, 64), "narrow heads are done before a second launch begins"
-    assert lends(programs_of(16 * 8, 64), 16, room, 128)
-    assert not lends(programs_of(8, 64), 1, room, 128), "one request has the GPU to itself"
+    assert lends(programs_of(16 * 8, 64, PROGRAMS), 16, room, 128)
+    assert not lends(programs_of(8, 64, PROGRAMS), 1, room, 128), "one request has the GPU to itself"
     assert not lends(FEW, 4, room, 128)
 
 

@@ -59,21 +59,27 @@ class PagedTritonAttend:
         scoring = Scoring(scale=spec.scale, window=spec.window, soft_cap=spec.soft_cap)
         new = NewTokens(positions=positions, slots=tables.slot_mapping, rotation=rotation_of(heads))
         count = spec.num_query_heads
+        group = count // spec.num_kv_heads
+        head_tiles = spec.num_kv_heads * cdiv(group, BLOCK_M) * len(self._batch.sequence_lengths)
         if self._fixed_order:
-            return self._in_fixed_order(qkv, paged, scoring, new, count)
+            return self._in_fixed_order(qkv, paged, scoring, new, count, head_tiles)
         attended = None
         if not self._one_each:
             query = rotate_and_write(
                 qkv, positions, tables.slot_mapping, new.rotation, self._pool, layer, num_query_heads=count
             )
             attended = paged_prefill(query.flatten(1), paged, scoring, num_query_heads=count, skip_single=True)
-        group = count // spec.num_kv_heads
-        tiles = spec.num_kv_heads * cdiv(group, BLOCK_M) * len(self._batch.sequence_lengths)
-        tile, split = by_shapes(tiles, group, self._pool.dtype, spec.head_dim, self._pool.shape[3])
+        tile, split = by_shapes(head_tiles, group, self._pool.dtype, spec.head_dim, self._pool.shape[3])
         return paged_decode(qkv, paged, scoring, num_query_heads=count, new=new, out=attended, tile=tile, split=split)
 
     def _in_fixed_order(
-        self, qkv: Float[Tensor, "T_total packed"], paged: PagedKeys, scoring: Scoring, new: NewTokens, count: int
+        self,
+        qkv: Float[Tensor, "T_total packed"],
+        paged: PagedKeys,
+        scoring: Scoring,
+        new: NewTokens,
+        count: int,
+        head_tiles: int,
     ) -> Float[Tensor, "T_total attended"]:
         """A position has the same bits in a prompt as in a decode: its key is read from the pool like all others."""
         num_kv_heads, head_dim = self._pool.shape[4:]
@@ -81,6 +87,7 @@ class PagedTritonAttend:
             self._pool.dtype,
             head_dim,
             group=count // num_kv_heads,
+            heads=head_tiles,
             soft_cap=scoring.soft_cap is not None,
             compute_capability=capability(self._pool.device),
         )

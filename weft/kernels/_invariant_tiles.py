@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from weft.kernels import _paged_decode_tiles, _paged_prefill_tiles
+from weft.kernels._paged_decode_tiles import MANY_HEADS
 from weft.kernels.paged import padded_head_dim
 
 SPLIT = 128  # keys; any multiple of a tile's would do, and another one gives other bits
@@ -46,8 +47,9 @@ _TILES: dict[tuple[int, int], InvariantTiles] = {
     (4, 128): _tiles(16, (4, 2), (16, 4, 2)),
     (4, 256): _tiles(16, (8, 2), (16, 8, 2)),
 }
-# Heads that share no keys: see `_paged_decode_tiles.by_shapes`.
-_ALONE = {(2, 64): _tiles(32, (1, 4), (64, 4, 3))}
+# Heads that share no keys: see `_paged_decode_tiles.by_shapes`. Few of them do not fill the chip with one warp each.
+_ALONE = {(2, 64): _tiles(32, (1, 3), (64, 4, 3))}
+_FEW_ALONE = {(2, 64): _tiles(32, (4, 3), (64, 4, 3))}
 # A cap takes registers that two accumulators leave no room for.
 _CAPPED = {(2, 128): _tiles(32, (4, 2), (128, 8, 3))}
 # For GPUs without the warpgroup's matrix instruction, and down to 99 KiB of shared memory.
@@ -60,12 +62,14 @@ def invariant_tiles(
     head_dim: int,
     *,
     group: int = 2,
+    heads: int = MANY_HEADS,
     soft_cap: bool = False,
     compute_capability: int = HOPPER,
 ) -> InvariantTiles:
     """The tiles for this dtype and head.
 
-    group: query heads that share keys.   soft_cap: whether scores of this layer are capped.
+    group: query heads that share keys.   heads: tiles of query heads times requests, which decide no bit.
+    soft_cap: whether scores of this layer are capped.
 
     >>> invariant_tiles(torch.bfloat16, 80).prefill.block_m, invariant_tiles(torch.bfloat16, 80).decode.block_m
     (128, 16)
@@ -74,5 +78,5 @@ def invariant_tiles(
     if compute_capability < HOPPER and shape in _MODEST:
         return _MODEST[shape]
     if group == 1 and shape in _ALONE:
-        return _ALONE[shape]
+        return (_FEW_ALONE if heads < MANY_HEADS else _ALONE)[shape]
     return (_CAPPED if soft_cap and shape in _CAPPED else _TILES)[shape]

@@ -13,7 +13,9 @@ from weft.kernels.paged import padded_head_dim
 BLOCK_M = 16  # the least a matrix instruction takes
 SPLIT = 256  # keys; a multiple for a sequence of more than MOST_SPLITS of them
 MOST_SPLITS = 64  # bounds the scratch, which every request and head needs
-PROGRAMS = 512  # two for each place that an H200's multiprocessors have for one
+PROGRAMS = 512  # that an H200 runs at once
+MANY_HEADS = 128  # tiles of query heads times requests, from which on a warp each keeps an H200 busy
+WHOLE_HEADS = 256  # from which on a program each of several warps does
 
 FEW = 16  # programs a head, which one alone would need to keep up with a batch
 LENDING_HEAD_DIM = 64  # up to here the second launch costs a batch of equals a third of its time
@@ -90,24 +92,36 @@ def by_shapes(heads: int, group: int, dtype: torch.dtype, head_dim: int, block_s
 
     heads: tiles of query heads times requests.   group: query heads that share keys.
     """
-    split = 64 if heads <= 16 else 128 if heads <= 128 else 256
+    split = 64 if heads <= 16 else 128 if heads <= MANY_HEADS else 256
     narrow = NARROW.get((dtype.itemsize, head_dim))
-    if group == 1 and narrow is not None and heads >= 128 and block_size % narrow.block_n == 0:
+    if group == 1 and narrow is not None and heads >= MANY_HEADS and block_size % narrow.block_n == 0:
         return narrow, split
     return None, split
 
 
-def programs_of(heads: int, num_parts: int, programs: int = PROGRAMS) -> int:
-    """Programs that share one head's splits, by shapes alone: few heads need many, and 512 heads none but their own.
+def programs_of(heads: int, num_parts: int, programs: int) -> int:
+    """Programs that share one head's splits when there are to be about so many in all.
 
     heads: tiles of query heads times requests.   num_parts: splits of the longest sequence that a table has room for.
     """
     return max(1, min(num_parts, programs // max(heads, 1)))
 
 
+def usual_programs(heads: int, num_warps: int) -> int:
+    """How many there are to be, by shapes alone.
+
+    Of several warps half as many as can run keep the GPU busy, and a head that one of them has to itself needs no
+    merge: at 512 tokens 13.6 µs where two a head take 16.6 (256 heads of 64). A few heads too few for that get two
+    each: at 3,000 tokens one each would take a quarter longer.
+    """
+    if num_warps == 1:
+        return PROGRAMS
+    return 2 * heads if MANY_HEADS < heads < WHOLE_HEADS else WHOLE_HEADS
+
+
 def lends(sharing: int, batch: int, room: int, head_dim: int) -> bool:
     """Whether a long request gets programs that the batch-mates' heads do not need: where there is room for one.
 
-    sharing: programs that each head of each request has anyway.   room: tokens that a row of the table has blocks for.
+    sharing: programs that each head of each request could have.   room: tokens that a row of the table has blocks for.
     """
     return batch > 1 and sharing < FEW and room >= LONG_ROOM and head_dim > LENDING_HEAD_DIM

@@ -65,13 +65,30 @@ CANDIDATES: dict[int, tuple[Tile, ...]] = {
 MODEST = Tile(block_n=64, block_k=64, num_warps=4, num_stages=3)
 
 
+# A program of up to 32 rows fetches more at once, and further ahead where its part is long or nothing is cut into
+# planes. From 33 rows on x takes more of the memory.
+FEWEST = Tile(block_n=64, block_k=256, num_warps=4, num_stages=3)
+FEWEST_LONG = Tile(block_n=64, block_k=256, num_warps=4, num_stages=4)
+LONG = Tile(block_n=64, block_k=128, num_warps=4, num_stages=5)
+_FEWEST_ROWS = 32
+MOST_FEW_ROWS = 64  # columns of a tile of x, and up to where this kernel is faster than the library's
+_LONG_PART = 2048  # columns, beyond which a part is long
+
 # With 64 rows of x a tile reads as much of x as of the matrix: in a matrix of many rows wider ones read it less often.
 WIDE = Tile(block_n=128, block_k=128, num_warps=4, num_stages=2)
 _TALL = 16_384
+# The same for few rows and gates, if these are programs enough.
+WIDE_GATED = Tile(block_n=128, block_k=128, num_warps=8, num_stages=3)
 
-# A matrix of few rows, cut finer, so that more multiprocessors read it.
+# Planes of a matrix of few rows, cut finer, so that more multiprocessors read it.
 NARROW = Tile(block_n=32, block_k=256, num_warps=4, num_stages=3)
 _FEW_PROGRAMS = 64
+
+# For more rows than one tile of x has columns: its tiles follow each other, so that weights are read once. Gates, other
+# products, and what these leave too few programs.
+SOME_GATED = Tile(block_n=64, block_k=64, num_warps=4, num_stages=6, block_t=128)
+SOME = Tile(block_n=128, block_k=128, num_warps=8, num_stages=3, block_t=64)
+SOME_LOW = Tile(block_n=64, block_k=128, num_warps=4, num_stages=4, block_t=32)
 
 # For many rows, when squares do most work for what they read; the larger first. Two accumulators of the first do not
 # fit into registers, and so it neither gates nor sums parts. Two programs of the last fit on one multiprocessor.
@@ -135,11 +152,35 @@ def tile_of(
         for programs, tile in ((square, MANY[1]), (low, MANY[2])):
             if programs >= _LEAST_PROGRAMS:
                 return tile
-    if not doubled and width >= _TALL and block_t_of(count) == 64:
-        return WIDE
-    usual = CANDIDATES[2][0]
-    idle = count <= 64 and cdiv(width, usual.block_n) * planes <= _FEW_PROGRAMS
-    return NARROW if idle and part_of(inner, planes, NARROW.block_k) == part_of(inner, planes, _PART) else usual
+    if count > MOST_FEW_ROWS:
+        return _tile_of_some_rows(count, width, planes, doubled)
+    return _tile_of_few_rows(count, width, inner, planes, doubled)
+
+
+def _tile_of_some_rows(count: int, width: int, planes: int, doubled: bool) -> Tile:
+    """More than one tile of rows of x, and too few for squares."""
+    for tile in (MANY[1], SOME_GATED) if doubled else (SOME,):
+        programs = cdiv(width, tile.block_n) * cdiv(count, tile.block_t or count) * (1 if doubled else planes)
+        if programs >= _LEAST_PROGRAMS:
+            return tile
+    return SOME_LOW
+
+
+def _tile_of_few_rows(count: int, width: int, inner: int, planes: int, doubled: bool) -> Tile:
+    """By timing each of them at 1, 8, 32 and 64 rows of fourteen matrices (docs/log.md, 2026-11-30)."""
+    usual, fewest = CANDIDATES[2][0], count <= _FEWEST_ROWS
+    if doubled:
+        return WIDE_GATED if fewest and cdiv(width, WIDE_GATED.block_n) >= _LEAST_PROGRAMS else usual
+    if width >= _TALL:
+        return WIDE if block_t_of(count) >= 32 else usual
+    part = part_of(inner, planes, _PART)
+    is_long = planes == 1 or part > _LONG_PART
+    if part_of(inner, planes, FEWEST.block_k) == part:  # or they would be other parts
+        if fewest:
+            return FEWEST_LONG if is_long else FEWEST
+        if planes > 1 and cdiv(width, usual.block_n) * planes <= _FEW_PROGRAMS:
+            return NARROW
+    return LONG if is_long else usual
 
 
 def part_of(inner: int, planes: int, block_k: int) -> int:
@@ -370,23 +411,32 @@ def _specialisation(
     )
 
 
-_DEFAULT, *_OTHERS = CANDIDATES[2]
+_DEFAULT = CANDIDATES[2][0]
+# What `tile_of` takes for fewer rows than MANY_ROWS: tile, columns of x and whether there is a gate.
+_USUAL_FORMS = (
+    *((_DEFAULT, block_t, swiglu) for block_t in (16, 64) for swiglu in (False, True)),
+    *((tile, block_t, False) for block_t in (16, 32) for tile in (FEWEST, FEWEST_LONG)),
+    *((tile, 64, False) for tile in (LONG, NARROW)),
+    *((WIDE, block_t, False) for block_t in (32, 64)),
+    *((WIDE_GATED, block_t, True) for block_t in (16, 32)),
+)
 SPECIALISATIONS = (
-    *(_specialisation("bf16", block_t, _DEFAULT, swiglu=swiglu) for block_t in (16, 64) for swiglu in (False, True)),
-    _specialisation("bf16", 64, WIDE, swiglu=False),
+    *(_specialisation("bf16", block_t, tile, swiglu=swiglu) for tile, block_t, swiglu in _USUAL_FORMS),
     *(_specialisation("bf16", tile.block_t or 64, tile, forced=True) for tile in MANY),
     *(_specialisation("bf16", tile.block_t or 64, tile, swiglu=True) for tile in MANY[1:]),
     *(_specialisation("bf16", tile.block_t or 64, tile, summed=True) for tile in MANY[1:]),
-    *(_specialisation("bf16", block_t, NARROW) for block_t in (16, 64)),
+    *(_specialisation("bf16", tile.block_t or 64, tile) for tile in (SOME, SOME_LOW)),
+    *(_specialisation("bf16", tile.block_t or 64, tile, swiglu=True) for tile in (SOME_GATED, SOME_LOW)),
+    *(_specialisation("bf16", tile.block_t or 64, tile, summed=True, forced=True) for tile in (SOME_GATED, SOME_LOW)),
     *(_specialisation("bf16", block_t, _DEFAULT, summed=True, forced=True) for block_t in (16, 64)),
     _specialisation("fp32", 16, CANDIDATES[4][0], swiglu=True),
     _specialisation("bf16", 32, MODEST, swiglu=True, early=False),
     _specialisation("fp32", 16, CANDIDATES[4][0], swiglu=True, early=False),
     *(
         _specialisation("bf16", block_t, tile, swiglu=swiglu, forced=True)
-        for tile in _OTHERS
+        for tile in CANDIDATES[2]
         for block_t in (16, 64)
         for swiglu in (False, True)
-        if tile in candidates(block_t, 2, swiglu=swiglu) and (tile, block_t, swiglu) != (WIDE, 64, False)
+        if tile in candidates(block_t, 2, swiglu=swiglu) and (tile, block_t, swiglu) not in _USUAL_FORMS
     ),
 )

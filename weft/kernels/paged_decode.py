@@ -5,7 +5,7 @@ parts are merged in their order in float32 by their log-sum-exp, (0, -inf) being
 batch-mates nor the number of programs change a bit. The query heads of one key head share a tile of 16 rows.
 
 Programs of one head share its splits, in runs, and a program's loads never pause where a split ends. If there are
-enough heads for one program each (`programs_of`), it merges in registers what it made; else `merge_parts` does, with
+enough heads for one program each (`usual_programs`), it merges in registers what it made; else `merge_parts` does, with
 the same arithmetic, so that both forms give the same bits. No product is fused with a sum but where it is written.
 Where a table has room for a request that its batch-mates would wait for (`lends`), a launch ahead of the one that
 merges in registers makes the parts of long requests, and that one merges them (`_paged_decode_shares`).
@@ -29,6 +29,7 @@ from weft.kernels._paged_decode_tiles import (
     BLOCK_M,
     CANDIDATES,
     CROWDED,
+    MANY_HEADS,
     MOST_SPLITS,
     NARROW,
     PROGRAMS,
@@ -38,6 +39,7 @@ from weft.kernels._paged_decode_tiles import (
     candidates,
     lends,
     programs_of,
+    usual_programs,
 )
 from weft.kernels.merge_parts import merge_parts
 from weft.kernels.paged import (
@@ -82,7 +84,7 @@ def paged_decode(
     out: Float[Tensor, "T_total attended"] | None = None,
     tile: Tile | None = None,
     split: int = SPLIT,
-    programs: int = PROGRAMS,
+    programs: int | None = None,
     lend: bool | None = None,
     debug: bool | None = None,
 ) -> Float[Tensor, "T_total attended"]:
@@ -100,7 +102,7 @@ def paged_decode(
     check_keys(paged, num_query_heads, len(rows), debug=debug)
     check_scoring(scoring)
     check_count("split", split)
-    check_count("programs", programs)
+    check_count("programs", PROGRAMS if programs is None else programs)
     block_size, num_kv_heads, head_dim = paged.pool.shape[3:]
     batch, columns = paged.block_tables.shape
     num_heads = num_query_heads if new is None else num_query_heads + 2 * num_kv_heads
@@ -113,8 +115,11 @@ def paged_decode(
     block_m = BLOCK_M if tile is None else tile.block_m
     check_size("tile.block_m", block_m)
     head_tiles = num_kv_heads * cdiv(num_query_heads // num_kv_heads, block_m)
-    sharing = programs_of(head_tiles * batch, num_parts, programs)
-    lending = lends(sharing, batch, columns * block_size, head_dim) if lend is None else lend and batch > 0
+    heads = head_tiles * batch
+    usual = usual_programs(heads, (tile or candidates(rows.dtype, head_dim)[0]).num_warps)
+    sharing, most = programs_of(heads, num_parts, programs or usual), programs or PROGRAMS
+    room = columns * block_size
+    lending = lends(programs_of(heads, num_parts, most), batch, room, head_dim) if lend is None else lend and batch > 0
     rotation = None if new is None else new.rotation
     normed = rotation is not None and rotation.query_norm is not None
     if normed and fixed_order:
@@ -136,7 +141,7 @@ def paged_decode(
     if batch == 0:
         return out
     parts = log_sums = out
-    shares = max(1, programs // head_tiles // 2) if lending else 0
+    shares = max(1, most // head_tiles // 2) if lending else 0
     if lending or shared:
         owners = min(batch, shares) if lending else batch  # fewer are long than there are shares
         parts = torch.empty(owners, num_query_heads, num_parts, head_dim, dtype=torch.float32, device=rows.device)
@@ -338,9 +343,15 @@ SPECIALISATIONS = (
     ),
     *(
         _specialisation(
-            "bf16", 64, invariant_tiles(torch.bfloat16, 64, group=1).decode, fixed=True, whole=whole, group=1
+            "bf16",
+            64,
+            invariant_tiles(torch.bfloat16, 64, group=1, heads=heads).decode,
+            fixed=True,
+            whole=whole,
+            group=1,
         )
         for whole in (True, False)
+        for heads in (1, MANY_HEADS)
     ),
     *(
         _specialisation(

@@ -16,8 +16,6 @@ Product = Literal["one_pass", "few_rows", "library"]
 Use = Literal["plain", "swiglu", "added"]
 
 PRODUCTS: tuple[Product, ...] = ("one_pass", "few_rows", "library")
-MOST_SPLIT_ROWS = 64  # beyond, a product has programs enough without cutting its sums
-MOST_FEW_ROWS = 96  # `few_rows` wins at 64 rows and the library at 256; where between them was not measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +68,7 @@ def choose(shape: ProductShape) -> KernelChoice:
         return _LIBRARY  # what float32 is for is comparing; the others were not timed in it
     if shape.rows == 1 and can("one_pass", shape):
         return KernelChoice(product="one_pass")
-    if _is_library_size(shape):
-        return _LIBRARY
-    if shape.rows < MOST_FEW_ROWS and shape.compute_capability in (90, 100) and can("few_rows", shape):
+    if shape.rows <= few_rows_gemm.MOST_FEW_ROWS and shape.compute_capability in (90, 100) and can("few_rows", shape):
         return _few_rows(shape)
     return _LIBRARY
 
@@ -96,12 +92,7 @@ def batch_invariant(shape: ProductShape) -> KernelChoice:
     """
     few = _few_rows(shape)
     # A bias comes to the whole sum, or its bits would show in how many parts there are.
-    return replace(few, summed=few.planes is not None and (shape.rows > MOST_SPLIT_ROWS or shape.has_bias))
-
-
-def _is_library_size(shape: ProductShape) -> bool:
-    """More than 32 rows times a matrix of middling height, with nothing to fuse: 6.3 against 7.5 µs (3072 x 2048)."""
-    return shape.use == "plain" and shape.rows > 32 and shape.inner >= 2048 and shape.outer < 16_384
+    return replace(few, summed=few.planes is not None and (shape.rows >= few_rows_gemm.MANY_ROWS or shape.has_bias))
 
 
 def _few_rows(shape: ProductShape) -> KernelChoice:
