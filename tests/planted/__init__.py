@@ -12,6 +12,7 @@ from tests.planted import (
     loading,
     model,
     prefix_cache,
+    products,
     remote,
     sampling,
     scheduler,
@@ -25,6 +26,7 @@ CATALOGUE = Catalogue(
     parts={
         "attention": attention.FAULTS,
         "kernels": kernels.FAULTS,
+        "products": products.FAULTS,
         "model": model.FAULTS,
         "allocator": allocator.FAULTS,
         "prefix cache": prefix_cache.FAULTS,
