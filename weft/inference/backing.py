@@ -14,7 +14,7 @@ from weft.config import ExecutionConfig
 from weft.errors import ConfigError
 from weft.inference.placement import Placement
 from weft.kernels._jit import interpreting, runs_on
-from weft.layers.fixed_order import FixedOrderOperations, check_places
+from weft.layers.fixed_order import FixedOrderOperations, block_sizes
 from weft.layers.fused import FusedOperations
 from weft.layers.kernel_choice import batch_invariant, forced
 from weft.layers.linear import Linear
@@ -27,14 +27,19 @@ class Backing:
     """name: of the operations, in words.   operations: makes one step's of its attention.   is_plain: in torch alone.
 
     batch_invariant: nothing but a request's own sequence may show in its bits.
-    check: raises ConfigError if this model's products cannot keep that on this machine; a cache looks after itself.
+    fit: the operations for a model whose weights are there; raises ConfigError if its products cannot keep that on this
+    machine. A cache looks after itself.
     """
 
     name: str
     operations: Callable[[Attend], Operations[Any]]
     is_plain: bool
     batch_invariant: bool = False
-    check: Callable[[Model, Placement], None] | None = None
+    fit: Callable[[Model, Placement], Callable[[Attend], Operations[Any]]] | None = None
+
+    def operations_for(self, model: Model, placement: Placement) -> Callable[[Attend], Operations[Any]]:
+        """What makes a step's operations, by a look at the model where that is needed. Raises: ConfigError."""
+        return self.operations if self.fit is None else self.fit(model, placement)
 
     def attention(self, name: str, specs: Sequence[AttentionSpec], placement: Placement) -> AttentionBackend:
         """The backend asked for, or the first of the preferred ones that can do every layer. Raises: ConfigError."""
@@ -81,7 +86,7 @@ def back(config: ExecutionConfig, placement: Placement) -> Backing:
             operations=FixedOrderOperations,
             is_plain=True,
             batch_invariant=True,
-            check=_check_places,
+            fit=_in_blocks,
         )
     if is_plain:
         return Backing(name="plain", operations=PlainOperations, is_plain=True)
@@ -103,22 +108,25 @@ def back(config: ExecutionConfig, placement: Placement) -> Backing:
     if is_invariant:
         return Backing(
             name="batch-invariant fused",
-            operations=partial(FusedOperations, choose=batch_invariant),
+            operations=_FUSED_INVARIANT,
             is_plain=False,
             batch_invariant=True,
-            check=_check_widths,
+            fit=_with_whole_rows,
         )
     if choice == "auto":
         return Backing(name="fused", operations=FusedOperations, is_plain=False)
     return Backing(name=f"fused ({choice})", operations=partial(FusedOperations, choose=forced(choice)), is_plain=False)
 
 
-def _check_places(model: Model, placement: Placement) -> None:
+_FUSED_INVARIANT = partial(FusedOperations, choose=batch_invariant)
+
+
+def _in_blocks(model: Model, placement: Placement) -> Callable[[Attend], Operations[Any]]:
     assert isinstance(model, nn.Module)
-    check_places(model, placement.dtype, placement.device)
+    return partial(FixedOrderOperations, sizes=block_sizes(model, placement.dtype, placement.device))
 
 
-def _check_widths(model: Model, placement: Placement) -> None:
+def _with_whole_rows(model: Model, placement: Placement) -> Callable[[Attend], Operations[Any]]:
     """The one kernel of that mode reads rows of whole 16 bytes."""
     assert isinstance(model, nn.Module)
     for name, module in model.named_modules():
@@ -128,3 +136,4 @@ def _check_widths(model: Model, placement: Placement) -> None:
                 "rows are no multiple of 16 bytes",
                 hint="operations='plain' multiplies by any, slowly; or batch_invariant=False",
             )
+    return _FUSED_INVARIANT

@@ -138,8 +138,7 @@ def start(
             prepacked=placement.prepacked,
         )
 
-    if backing.check is not None:
-        backing.check(model, placement)
+    operations = backing.operations_for(model, placement)
     own_sampler: Sampler = GumbelSampler()
     if not backing.is_plain or (placement.device.type == "cuda" and runs_on(placement.device)):
         own_sampler = KernelSampler()
@@ -152,7 +151,7 @@ def start(
             limits=limits,
             geometry=geometry,
             device=placement.device,
-            operations=backing.operations,
+            operations=operations,
             vocab_size=chosen.vocab_size,
             logprobs_mode=config.model.logprobs_mode,
             observe=observe,
