@@ -4,16 +4,15 @@ from torch import Tensor
 
 from tests.kernels.accuracy import SINGLE, assert_by_the_rule, assert_within
 from weft.errors import KernelError
-from weft.kernels.add_norm import add_norm
-from weft.kernels.few_rows_gemm import (
+from weft.kernels._few_rows_tiles import (
     CANDIDATES,
     MOST_SPLITS,
     candidates,
-    few_rows_gemm,
-    reference,
     split_choices,
     splits_of,
 )
+from weft.kernels.add_norm import add_norm
+from weft.kernels.few_rows_gemm import few_rows_gemm, reference
 from weft.kernels.specialisation import SHARED_MEMORY_BYTES
 
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.kernels.accuracy import SINGLE, assert_within
 from tests.kernels.paged_step import assert_attends, decode, make_step, prefill
-from weft.kernels import _paged_decode_tiles, few_rows_gemm, gemv, paged_prefill
+from weft.kernels import _few_rows_tiles, _paged_decode_tiles, few_rows_gemm, gemv, paged_prefill
 
 IEEE = torch.float32
 
@@ -102,7 +102,7 @@ def _products(count: int, inner: int, outer: int) -> tuple[Tensor, Tensor, Tenso
     return x, weight, wide[0] @ wide[1].T, SINGLE * inner * (wide[0].abs() @ wide[1].abs().T)
 
 
-GEMM = [(tile,) for tile in dict.fromkeys(tile for tiles in few_rows_gemm.CANDIDATES.values() for tile in tiles)]
+GEMM = [(tile,) for tile in dict.fromkeys(tile for tiles in _few_rows_tiles.CANDIDATES.values() for tile in tiles)]
 
 
 @pytest.mark.parametrize("splits", [None, 4])

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import KernelError
-from weft.kernels.add_norm import add_norm
-from weft.kernels.few_rows_gemm import (
+from weft.kernels._few_rows_tiles import (
     CANDIDATES,
     FEWEST,
     FEWEST_LONG,
@@ -28,10 +27,11 @@ from weft.kernels.few_rows_gemm import (
     WIDE,
     WIDE_GATED,
     Tile,
-    few_rows_gemm,
     part_of,
     tile_of,
 )
+from weft.kernels.add_norm import add_norm
+from weft.kernels.few_rows_gemm import few_rows_gemm
 from weft.kernels.specialisation import SHARED_MEMORY_BYTES
 
 SPLITS, INNER = 3, 560  # parts of 256, 256 and 48 columns; in steps of 64 and not 128 they would be of 192

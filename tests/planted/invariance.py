@@ -141,8 +141,8 @@ FAULTS = (
     ),
     _choice(
         name="a sum is cut by the batch",
-        old="summed=few.planes is not None and (shape.rows >= few_rows_gemm.MANY_ROWS or shape.has_bias))",
-        new="planes=1 if shape.rows >= few_rows_gemm.MANY_ROWS else few.planes)",
+        old="summed=few.planes is not None and (shape.rows >= MANY_ROWS or shape.has_bias))",
+        new="planes=1 if shape.rows >= MANY_ROWS else few.planes)",
         why="gpu.md 4e: the factor of a split must not follow the rows.",
         killers=("tests/unit/layers/test_kernel_choice.py::test_a_batch_invariant_sum_is_cut_by_the_matrix_alone",),
     ),

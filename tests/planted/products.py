@@ -9,23 +9,24 @@ _SUM_OF_PLANES = f"{_TILES}::test_add_norm_makes_the_same_of_planes_and_of_their
 _CHOICE = f"{_TILES}::test_few_rows_take_tiles_by_how_much_a_program_reads"
 _kernel = partial(Fault, tier="tests/kernels")
 _products = partial(_kernel, file="weft/kernels/few_rows_gemm.py")
+_tiles = partial(_kernel, file="weft/kernels/_few_rows_tiles.py")
 
 FAULTS = (
-    _products(
+    _tiles(
         name="a faster tile cuts other parts",
         old="    if part_of(inner, planes, FEWEST.block_k) == part:  # or they would be other parts\n",
         new="    if True:\n",
         why="Up to 32 rows would have other bits than more of them.",
         killers=(_CHOICE,),
     ),
-    _products(
+    _tiles(
         name="a second tile of rows reads all weights again",
         old="    if count > MOST_FEW_ROWS:\n",
         new="    if count >= MANY_ROWS:\n",
         why="At 80 requests 8b's gate took twice as long as the library takes.",
         killers=(_CHOICE,),
     ),
-    _products(
+    _tiles(
         name="planes follow from the tile",
         old="step = max(_PART, block_k)",
         new="step = block_k",

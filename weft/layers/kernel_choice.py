@@ -10,7 +10,8 @@ from typing import Literal
 
 import torch
 
-from weft.kernels import few_rows_gemm, gemv
+from weft.kernels import gemv
+from weft.kernels._few_rows_tiles import MANY_ROWS, MOST_FEW_ROWS, splits_of
 
 Product = Literal["one_pass", "few_rows", "library"]
 Use = Literal["plain", "swiglu", "added"]
@@ -68,7 +69,7 @@ def choose(shape: ProductShape) -> KernelChoice:
         return _LIBRARY  # what float32 is for is comparing; the others were not timed in it
     if shape.rows == 1 and can("one_pass", shape):
         return KernelChoice(product="one_pass")
-    if shape.rows <= few_rows_gemm.MOST_FEW_ROWS and shape.compute_capability in (90, 100) and can("few_rows", shape):
+    if shape.rows <= MOST_FEW_ROWS and shape.compute_capability in (90, 100) and can("few_rows", shape):
         return _few_rows(shape)
     return _LIBRARY
 
@@ -92,9 +93,9 @@ def batch_invariant(shape: ProductShape) -> KernelChoice:
     """
     few = _few_rows(shape)
     # A bias comes to the whole sum, or its bits would show in how many parts there are.
-    return replace(few, summed=few.planes is not None and (shape.rows >= few_rows_gemm.MANY_ROWS or shape.has_bias))
+    return replace(few, summed=few.planes is not None and (shape.rows >= MANY_ROWS or shape.has_bias))
 
 
 def _few_rows(shape: ProductShape) -> KernelChoice:
-    planes = few_rows_gemm.splits_of(shape.outer, shape.inner) if shape.use == "added" else None
+    planes = splits_of(shape.outer, shape.inner) if shape.use == "added" else None
     return KernelChoice(product="few_rows", planes=planes)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from weft.kernels import few_rows_gemm
+from weft.kernels import _few_rows_tiles as tiles
 from weft.layers.kernel_choice import ProductShape, Use, batch_invariant, choose
 
 MATRICES: dict[str, tuple[int, int, Use]] = {
@@ -48,13 +48,13 @@ def test_float32_is_multiplied_by_the_library() -> None:
 @pytest.mark.parametrize("name", ["output", "down"])
 def test_planes_of_a_matrix_are_as_many_for_every_batch(name: str) -> None:
     planes = {choose(shape_of(name, rows)).planes for rows in (2, 8, 17, 33, 64)}
-    assert planes == {few_rows_gemm.splits_of(*MATRICES[name][:2])}
+    assert planes == {tiles.splits_of(*MATRICES[name][:2])}
 
 
 @pytest.mark.parametrize(("outer", "inner"), [(1024, 2816), (2048, 8192), (4096, 4096), (4096, 14_336), (8192, 28_672)])
 def test_programs_of_a_split_product_find_a_multiprocessor_each(outer: int, inner: int) -> None:
     """Tiles of 64 rows of weights and 64 of x fill one; on 132 of them a second round would double the time."""
-    assert -(-outer // 64) * few_rows_gemm.splits_of(outer, inner) <= 132
+    assert -(-outer // 64) * tiles.splits_of(outer, inner) <= 132
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -64,7 +64,7 @@ def test_a_batch_invariant_sum_is_cut_by_the_matrix_alone(name: str, dtype: torc
     rows = (1, 2, 8, 17, 64, 65, 95, 96, 97, 256, 2048)
     chosen = [batch_invariant(replace(shape_of(name, count, dtype), has_bias=has_bias)) for count in rows]
     assert {choice.product for choice in chosen} == {"few_rows"}
-    expected = few_rows_gemm.splits_of(*MATRICES[name][:2]) if MATRICES[name][2] == "added" else None
+    expected = tiles.splits_of(*MATRICES[name][:2]) if MATRICES[name][2] == "added" else None
     assert {choice.planes for choice in chosen} == {expected}
     # Planes and their sum are the same bits; with a bias there must be one plane, for it to be added to the whole.
     assert [choice.summed for choice in chosen] == [

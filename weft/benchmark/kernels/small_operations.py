@@ -12,9 +12,10 @@ from weft import __version__
 from weft.benchmark.kernels.arithmetic import copies_beyond_cache
 from weft.benchmark.kernels.contender import Contender, Place, measure, ratio
 from weft.benchmark.row import Row
+from weft.kernels._few_rows_tiles import splits_of
 from weft.kernels.add_norm import add_norm
 from weft.kernels.cross_entropy import cross_entropy
-from weft.kernels.few_rows_gemm import few_rows_gemm, splits_of
+from weft.kernels.few_rows_gemm import few_rows_gemm
 from weft.kernels.gemv import gemv
 from weft.kernels.sample import sample
 from weft.kernels.silu_multiply import silu_multiply
