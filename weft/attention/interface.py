@@ -11,13 +11,13 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from weft.batch import Batch
-from weft.config import BlockGeometry, CacheConfig, Limits
+from weft.config import BlockGeometry, CacheConfig, Limits, positive
 from weft.layers.operations import Attend
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
-    """The attention of one layer, as its model declares it.
+    """The attention of one layer, as its model declares it. Raises: ConfigError for a window that shows no key.
 
     scale: factor on query-key products.
     window: keys a query sees, itself included (window 4: itself and the 3 before); None sees all.
@@ -32,6 +32,9 @@ class AttentionSpec:
     window: int | None = None
     soft_cap: float | None = None
     cache_group: int = 0
+
+    def __post_init__(self) -> None:
+        positive("AttentionSpec", "1 is the query itself; None sees all", window=self.window)
 
 
 @runtime_checkable

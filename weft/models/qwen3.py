@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from weft.attention.interface import AttentionSpec
+from weft.errors import CheckpointError
 from weft.layers.fields import BOOLEAN, INTEGER, POSITIVE_INTEGER, Kind, read_field
 from weft.layers.heads import HeadTransform
 from weft.layers.norm import RMSNorm
@@ -29,15 +30,21 @@ class Qwen3Config(LlamaConfig):
         config = {"head_dim": 128, "sliding_window": 4096} | dict(config) | {"mlp_bias": False}
         fields = super().fields_of(config)
         num_layers = fields["num_hidden_layers"]
+        declared = read_field(config, "sliding_window", POSITIVE_INTEGER, None)
+        window = declared if read_field(config, "use_sliding_window", BOOLEAN, False) else None
         first_windowed = read_field(config, "max_window_layers", INTEGER, 28)
-        default = [_SLIDING if layer >= first_windowed else _FULL for layer in range(num_layers)]
+        default = [_SLIDING if window is not None and layer >= first_windowed else _FULL for layer in range(num_layers)]
         kind = Kind(
             f"{_FULL!r} or {_SLIDING!r} for each of {num_layers} layers",
             lambda types: isinstance(types, list) and len(types) == num_layers and all(t in _TYPES for t in types),
         )
         types = read_field(config, "layer_types", kind, default)
-        declared = read_field(config, "sliding_window", POSITIVE_INTEGER, None)
-        window = declared if read_field(config, "use_sliding_window", BOOLEAN, False) else None
+        if window is None and _SLIDING in types:  # HuggingFace loads it, and raises at the first token
+            used = config.get("use_sliding_window")
+            raise CheckpointError(
+                f"config.json: layer_types names {_SLIDING!r}, and use_sliding_window={used!r} with "
+                f"sliding_window={declared!r} gives it no window"
+            )
         return fields | {"windows": tuple(window if layer == _SLIDING else None for layer in types)}
 
 

@@ -81,3 +81,11 @@ def test_rows_that_the_lengths_do_not_name_are_refused(lengths: list[int], given
     attend = packed([ATTENTION] * 2, lengths, fixed_order=fixed_order)
     with pytest.raises(ConfigError, match=f"have {sum(lengths)} tokens, and 5 came"):
         attended(attend, given, torch.randn(5, 8 * D))
+
+
+@pytest.mark.parametrize("window", [0, -1, True], ids=repr)
+def test_a_window_that_shows_no_key_is_no_attention(window: Any) -> None:
+    """Weights of no key add up to no 1: in fixed order a query that sees nothing would give NaN."""
+    with pytest.raises(ConfigError, match=r"^AttentionSpec.window must be a positive integer, got") as caught:
+        replace(ATTENTION, window=window)
+    assert "itself" in str(caught.value.hint)

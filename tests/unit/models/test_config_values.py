@@ -78,11 +78,30 @@ def test_a_bad_value_is_refused_by_name(family: str, name: str, value: object, k
         ("use_sliding_window", None),
         ("max_window_layers", None),
         ("layer_types", None),
-        ("layer_types", ["sliding_attention", "full_attention"]),
+        ("layer_types", ["full_attention", "full_attention"]),
     ],
 )
 def test_a_good_value_passes(family: str, name: str, value: object) -> None:
     find_family(family).read_config(CONFIG | {name: value})
+
+
+def test_only_layers_that_have_a_window_are_windowed() -> None:
+    types = ["sliding_attention", "full_attention"]
+    read, windowed = find_family("qwen3").read_config, CONFIG | {"use_sliding_window": True, "sliding_window": 7}
+    assert read(windowed).windows == (None, None)  # of 28 layers and more, if nothing is said
+    assert read(windowed | {"max_window_layers": 1}).windows == (None, 7)
+    assert read(windowed | {"layer_types": types}).windows == (7, None)
+    assert read(CONFIG | {"sliding_window": 7, "max_window_layers": 0}).windows == (None, None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"use_sliding_window": False, "sliding_window": 7}, {"use_sliding_window": True, "sliding_window": None}],
+)
+def test_a_windowed_layer_without_a_window_is_refused(changes: dict[str, Any]) -> None:
+    """It would see every key, where HuggingFace raises at the first token."""
+    with pytest.raises(CheckpointError, match=r"layer_types names 'sliding_attention', and .* gives it no window"):
+        find_family("qwen3").read_config(CONFIG | {"layer_types": ["full_attention", "sliding_attention"]} | changes)
 
 
 @pytest.mark.parametrize(
