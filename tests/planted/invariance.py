@@ -130,6 +130,13 @@ FAULTS = (
         why="A machine that cannot keep the promise would serve.",
         killers=(f"{_BUILDING}::test_a_machine_that_cannot_keep_batch_invariance_says_so_at_start",),
     ),
+    _backing(
+        name="widths are never looked at",
+        old="            check_shapes=_check_widths,\n",
+        new="",
+        why="A kernel refuses the model at its first step, or reads past the end of rows.",
+        killers=(f"{_BUILDING}::test_a_matrix_that_the_one_kernel_cannot_read_is_refused_before_weights_are_read",),
+    ),
     Fault(
         name="a machine's attention is never looked at",
         file="weft/attention/paged_gather.py",

@@ -27,6 +27,7 @@ class Backing:
     """name: of the operations, in words.   operations: makes one step's of its attention.   is_plain: in torch alone.
 
     batch_invariant: nothing but a request's own sequence may show in its bits.
+    check_shapes: raises ConfigError if a model's products cannot keep that, told from the model without its weights.
     fit: the operations for a model whose weights are there; raises ConfigError if its products cannot keep that on this
     machine. A cache looks after itself.
     """
@@ -35,6 +36,7 @@ class Backing:
     operations: Callable[[Attend], Operations[Any]]
     is_plain: bool
     batch_invariant: bool = False
+    check_shapes: Callable[[Model, Placement], None] | None = None
     fit: Callable[[Model, Placement], Callable[[Attend], Operations[Any]]] | None = None
 
     def operations_for(self, model: Model, placement: Placement) -> Callable[[Attend], Operations[Any]]:
@@ -108,17 +110,14 @@ def back(config: ExecutionConfig, placement: Placement) -> Backing:
     if is_invariant:
         return Backing(
             name="batch-invariant fused",
-            operations=_FUSED_INVARIANT,
+            operations=partial(FusedOperations, choose=batch_invariant),
             is_plain=False,
             batch_invariant=True,
-            fit=_with_whole_rows,
+            check_shapes=_check_widths,
         )
     if choice == "auto":
         return Backing(name="fused", operations=FusedOperations, is_plain=False)
     return Backing(name=f"fused ({choice})", operations=partial(FusedOperations, choose=forced(choice)), is_plain=False)
-
-
-_FUSED_INVARIANT = partial(FusedOperations, choose=batch_invariant)
 
 
 def _in_blocks(model: Model, placement: Placement) -> Callable[[Attend], Operations[Any]]:
@@ -126,7 +125,7 @@ def _in_blocks(model: Model, placement: Placement) -> Callable[[Attend], Operati
     return partial(FixedOrderOperations, sizes=block_sizes(model, placement.dtype, placement.device))
 
 
-def _with_whole_rows(model: Model, placement: Placement) -> Callable[[Attend], Operations[Any]]:
+def _check_widths(model: Model, placement: Placement) -> None:
     """The one kernel of that mode reads rows of whole 16 bytes."""
     assert isinstance(model, nn.Module)
     for name, module in model.named_modules():
@@ -136,4 +135,3 @@ def _with_whole_rows(model: Model, placement: Placement) -> Callable[[Attend], O
                 "rows are no multiple of 16 bytes",
                 hint="operations='plain' multiplies by any, slowly; or batch_invariant=False",
             )
-    return _FUSED_INVARIANT

@@ -84,14 +84,17 @@ def _choose(config: EngineConfig, checkpoint: Checkpoint) -> _Chosen:
     model_config = read_config(checkpoint)
     limits = _limits(config, model_config.max_model_len)
     backing = back(config.execution, placement)
-    specs, weight_bytes = read_outline(checkpoint, dtype=placement.dtype)
+    outline = read_outline(checkpoint, dtype=placement.dtype)
+    if backing.check_shapes is not None:
+        backing.check_shapes(outline, placement)
+    specs = outline.attention_specs
     backend = backing.attention(config.cache.attention_backend, specs, placement)
     return _Chosen(
         placement=placement,
         limits=limits,
         vocab_size=model_config.vocab_size,
         specs=specs,
-        weight_bytes=weight_bytes,
+        weight_bytes=sum(parameter.nbytes for parameter in _parameters(outline)),
         backing=backing,
         backend=backend,
         geometry=backend.geometry(limits, config.cache),
@@ -160,7 +163,7 @@ def start(
     sizes = StepSizes(
         limits,
         batch_sizes=config.execution.graph_batch_sizes,
-        most_tokens=tokens_worth(_num_parameters(model), len(specs)),
+        most_tokens=tokens_worth(sum(parameter.numel() for parameter in _parameters(model)), len(specs)),
     )
 
     def trial() -> ModelRunner:
@@ -213,9 +216,9 @@ def _workspace_bytes(
     return taken
 
 
-def _num_parameters(model: Model) -> int:
+def _parameters(model: Model) -> Iterator[nn.Parameter]:
     assert isinstance(model, nn.Module)
-    return sum(parameter.numel() for parameter in model.parameters())
+    return model.parameters()
 
 
 def _limits(config: EngineConfig, model_limit: int) -> Limits:

@@ -1,5 +1,6 @@
 """What an engine is built from: limits, placement and memory are checked with their numbers, and said once."""
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -141,25 +142,28 @@ def test_attention_is_looked_at_before_anyone_is_served(
     assert seen == [layers]
 
 
-class OfMatrices(torch.nn.ModuleList):
-    """A model to whom looks at matrices alone."""
-
-    attention_specs = ()
-
-    def logits(self, *_: object) -> None: ...
-
-    def weight_slots(self) -> None: ...
-
-
-def test_a_matrix_that_the_one_kernel_cannot_read_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_matrix_that_the_one_kernel_cannot_read_is_refused_before_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float16, rows of 68 or 34 numbers are no multiple of 16 bytes; rows of 64 and 32 are."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr("weft.kernels._jit.HAS_TRITON", True)
-    placement = place(ModelConfig(model="m", device="cpu", cpu_linear="plain"), None)
-    check = back(ExecutionConfig(operations="fused", batch_invariant=True), placement).operations_for
-    narrow = [Linear(width, (16,), dtype=torch.float32, device=torch.device("cpu")) for width in (4, 8, 2)]
-    check(OfMatrices(narrow[:2]), placement)
-    with pytest.raises(ConfigError, match=r"cannot multiply by 2 \[16, 2\]: its rows are no multiple of 16 bytes"):
-        check(OfMatrices(narrow), placement)
+    shape = {"vocab_size": 8, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1}
+    shape |= {"num_attention_heads": 4, "head_dim": 16, "max_position_embeddings": 64}
+
+    def check(changes: dict[str, int], **options: Any) -> None:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | shape | changes))
+        config = EngineConfig.of(model=str(tmp_path), device="cpu", dtype="float16", operations="fused", **options)
+        startup.check(config, open_checkpoint(str(tmp_path), load_format="dummy"))  # there are no weights to read
+
+    check({}, batch_invariant=True)
+    for changes, matrix in (
+        ({"hidden_size": 68}, r"layers\.0\.qkv \[192, 68\]"),
+        ({"intermediate_size": 34}, r"layers\.0\.mlp\.down \[64, 34\]"),
+    ):
+        check(changes)
+        with pytest.raises(ConfigError, match=rf"cannot multiply by {matrix}: its rows are no multiple of 16 bytes"):
+            check(changes, batch_invariant=True)
 
 
 def test_a_backend_whose_sums_have_no_fixed_order_serves_unless_it_is_asked_for(

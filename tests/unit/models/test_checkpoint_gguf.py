@@ -35,6 +35,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama biases": ("llama", {"attention_bias": True, "mlp_bias": True}, {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}, {}),
     "mistral": ("mistral", {"sliding_window": 4}, {"attention.sliding_window": 4}),
+    "llama, whose window of 0 is none": ("llama", {}, {"attention.sliding_window": 0}),
     "qwen3": ("qwen3", {}, {}),
     "qwen3 1 query a kv head": ("qwen3", {"num_key_value_heads": 4}, {}),
 }

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from weft.attention.interface import AttentionSpec
 from weft.layers.prepacked import prepack
 from weft.layers.weights import poison
 from weft.models import find_family
@@ -22,11 +21,10 @@ def read_config(checkpoint: Checkpoint) -> Any:
     return find_family(checkpoint.config.get("model_type")).read_config(checkpoint.config)
 
 
-def read_outline(checkpoint: Checkpoint, *, dtype: torch.dtype) -> tuple[tuple[AttentionSpec, ...], int]:
-    """What the model's attention will need, and the bytes of its weights, before any memory is spent on them."""
+def read_outline(checkpoint: Checkpoint, *, dtype: torch.dtype) -> Model:
+    """The model without its weights, in no memory: what its attention will need, and the shapes of its matrices."""
     family = find_family(checkpoint.config.get("model_type"))
-    module = family.build(read_config(checkpoint), 1, dtype, torch.device("meta"))
-    return cast("Model", module).attention_specs, sum(parameter.nbytes for parameter in module.parameters())
+    return cast("Model", family.build(read_config(checkpoint), 1, dtype, torch.device("meta")))
 
 
 def load_model(
