@@ -7,6 +7,9 @@ from weft.testing.planted.fault import Fault
 _LAW = "tests/unit/inference/test_reported_faults.py::test_the_law_holds"
 _POLICIES = "tests/unit/inference/test_policies.py"
 _MEMORY = "tests/unit/inference/test_policies_with_memory.py"
+_INTERRUPTS = (
+    "tests/unit/inference/test_interrupts.py::test_an_interrupt_in_coming_or_going_leaves_no_count_and_no_debt_behind"
+)
 _scheduler = partial(Fault, file="weft/inference/scheduler.py", tier="tests/unit")
 _request = partial(Fault, file="weft/inference/request.py", tier="tests/unit")
 _scores = partial(Fault, file="weft/inference/prompt_scores.py", tier="tests/unit")
@@ -171,6 +174,23 @@ FAULTS = (
         new="",
         why="vllm#29071: the logprobs of a prompt are more than its tokens.",
         killers=("tests/unit/inference/test_prompt_scores_faults.py::test_the_law_holds",),
+    ),
+    Fault(
+        name="an interrupted coming leaves its tokens among those that wait",
+        file="weft/inference/pipeline.py",
+        tier="tests/unit",
+        old="            self._scheduler.add(request)\n        except BaseException:\n            self._restart()\n",
+        new="            self._scheduler.add(request)\n        except BaseException:\n",
+        why="A limit on the tokens that wait is off by as many from then on.",
+        killers=(f"{_INTERRUPTS}[add]",),
+    ),
+    _scheduler(
+        name="an interrupted end leaves a prompt to be scored",
+        old="        self._prompt_scores = PromptScores()\n        for request in self.waiting:\n"
+        "            self._prompt_scores.add(request)\n",
+        new="        for request in self._preempted.values():\n            self._prompt_scores.add(request)\n",
+        why="It is never given out, and every later step is searched for it.",
+        killers=(f"{_INTERRUPTS}[_end]",),
     ),
     Fault(
         name="priorities do not age",

@@ -156,7 +156,7 @@ class Engine:
             if text is not None and not isinstance(text, str):
                 raise RequestError(f"{name} must be a string or None, got {shown(text)}")
         self._check_queue(len(token_ids))
-        self._scheduler.add(
+        self._pipeline.add(
             Request(
                 request_id=request_id,
                 token_ids=token_ids,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from weft.inference.plan import StepPlan
-from weft.inference.request import FinishReason
+from weft.inference.request import FinishReason, Request
 from weft.inference.scheduler import Scheduler
 from weft.inference.step_output import StepOutput
 from weft.inference.token_logprobs import StepLogprobs
@@ -66,6 +66,14 @@ class Pipeline:
         if not self._scheduler.has_requests:
             self._scheduler.check_idle()
         return outputs
+
+    def add(self, request: Request) -> None:
+        """As of the scheduler. If it raises, interrupted, the request is there or it is not."""
+        try:
+            self._scheduler.add(request)
+        except BaseException:
+            self._restart()
+            raise
 
     def finish(self, request_id: str, reason: FinishReason) -> StepOutput | None:
         """As of the scheduler. If it raises, interrupted, the request can be finished again."""

@@ -23,8 +23,10 @@ class PromptScores:
         return bool(self._owed)
 
     def add(self, request: Request) -> None:
+        """Scored so far is what was read: what steps were to score that were then forgotten is to be scored again."""
         if request.prompt_logprobs is not None:
             self._owed.add(request)
+            request.num_scored_tokens = len(request.prompt_logprobs)
 
     def forget(self, request: Request) -> None:
         """It has ended, and with it what it was owed."""
@@ -68,12 +70,6 @@ class PromptScores:
             prompt = self._give(requests[column]) if count else None
             complete.append(output._replace(logprobs=sampled[:count], prompt_logprobs=prompt))
         return complete
-
-    @staticmethod
-    def restart(request: Request) -> None:
-        """Steps under way are forgotten: what they were to score is to be scored again."""
-        if request.prompt_logprobs is not None:
-            request.num_scored_tokens = len(request.prompt_logprobs)
 
     def _give(self, request: Request) -> tuple[TokenLogprobs | None, ...] | None:
         """One for each token of the prompt, None for the first; None altogether if nothing is owed (any more)."""

@@ -219,8 +219,8 @@ class Scheduler:
         """Whoever runs gives back row and blocks and waits, before all others, to compute its tokens again.
 
         For a step that failed between `schedule` and `update`: nobody knows how much of its plan the device took in;
-        and for an end that was interrupted, after which its request is there or gone. Steps under way are forgotten,
-        and the tokens that nobody has read are sampled again. Nothing is found in the cache any more.
+        and for a request whose coming or end was interrupted, after which it is there or gone. Steps under way are
+        forgotten, and the tokens that nobody has read are sampled again. Nothing is found in the cache any more.
         """
         held = {**self._ending, **self._running}
         self._preempted = {
@@ -232,9 +232,11 @@ class Scheduler:
             request.row, request.blocks = None, []
             request.num_published_blocks = request.num_computed_tokens = 0
             request.num_unread_tokens = 0
-            self._prompt_scores.restart(request)
         self._waiting = {name: request for name, request in self._waiting.items() if not request.has_ended}
         self._num_waiting_tokens = sum(request.num_tokens for request in self._waiting.values())
+        self._prompt_scores = PromptScores()
+        for request in self.waiting:
+            self._prompt_scores.add(request)
         self._under_way.clear()
         self._open_memory()  # an interrupt may have come between a block and its owner: all are counted anew
 

@@ -66,3 +66,32 @@ def test_an_interrupt_at_any_line_of_an_admission_leaves_the_request_in_one_plac
         assert (bench.scheduler.num_waiting, bench.scheduler.running) == (1, ()), line
         bench.run()
     assert line > 20, "an admission has more lines"
+
+
+@pytest.mark.parametrize("name", ["add", "_end"])
+def test_an_interrupt_in_coming_or_going_leaves_no_count_and_no_debt_behind(name: str) -> None:
+    """Of tokens that wait, and of prompts that are to be scored: what is too much of either stays for good."""
+
+    def concerned(code: CodeType) -> bool:
+        return decides(code) and code.co_name in (name, "forget")
+
+    for line in count(1):
+        bench = Bench(scheduler, num_blocks=8, block_size=2, max_num_seqs=1)
+        bench.add("a", X, 3, prompt_logprobs=1)
+        bench.step()
+        bench.add("b", [7, 8], 2, prompt_logprobs=1)
+
+        def comes_and_goes(bench: Bench = bench) -> None:
+            bench.add("c", [9, 8, 7], 2, prompt_logprobs=1)
+            for request_id in ("b", "a"):
+                bench.pipeline.finish(request_id, "abort")
+
+        if not interrupted_at(line, comes_and_goes, counts=concerned):
+            break
+        made = bench.scheduler
+        assert made.num_waiting_tokens == sum(request.num_tokens for request in made._waiting.values()), line
+        for request_id in ("a", "b", "c"):
+            bench.pipeline.finish(request_id, "abort")
+        assert (made.has_requests, made.num_waiting_tokens, bool(made._prompt_scores)) == (False, 0, False), line
+        made.check_idle()
+    assert line > 6, "there are more lines"

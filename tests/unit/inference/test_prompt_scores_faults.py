@@ -275,6 +275,7 @@ FAULTS = [
         "every prompt is scored",
         whoever_asks_for_nothing_is_told_nothing,
         ("prompt_scores", "is not None:\n            self._owed.add", "or True:\n            self._owed.add"),
+        ("prompt_scores", "= len(request.prompt_logprobs)", "= len(request.prompt_logprobs or ())"),
         ("prompt_scores", "if request.needs_scores and scored < end", "if scored < end"),
         ("prompt_scores", 'cast("int", request.params.prompt_logprobs)', "0"),
     ),

@@ -79,7 +79,7 @@ class Bench:
         )
         self.expected[request_id] = sequential(prompt, max_tokens, stop)
         self.said[request_id], self.logprobs[request_id], self.prompt_logprobs[request_id] = [], [], []
-        self.scheduler.add(request)
+        self.pipeline.add(request)
 
     def execute(self, plan: StepPlan) -> "BenchHandle":
         """As a runner does."""
