@@ -35,6 +35,7 @@ class TextEngine:
         self._processor = OutputProcessor(tokenizer, engine.finish)
         self._following: dict[str, list[_Answer]] = {}  # by request, until its first answer has a token
         self._due: deque[_Answer] = deque()  # they may enter as soon as the queue has room
+        self._num_calls = 0  # of the engine, when we last called it
 
     @property
     def open_requests(self) -> list[str]:
@@ -63,20 +64,34 @@ class TextEngine:
         """
         if request_id in self._processor:
             raise DuplicateRequestError(f"request_id={request_id!r} is still in use")
+        self._check_alone()
         first, *following = self._answers(request_id, prompt_token_ids, params)
         engine_ids = [first.engine_id, *(answer.engine_id for answer in following)]
         # First here, so that an interrupt between the two leaves nothing in the engine that nobody knows of.
         self._processor.add(request_id, prompt, prompt_token_ids, params, engine_ids=engine_ids, streams=streams)
+        if following:
+            self._following[first.engine_id] = following
         try:
             self.engine.add_request(*first)
         except RequestError:
+            self._following.pop(first.engine_id, None)
             self._processor.forget(request_id)
             raise
-        if following:
-            self._following[first.engine_id] = following
+        finally:
+            self._num_calls = self.engine.num_calls
 
     def step(self) -> list[RequestOutput]:
-        """One step of the engine: outputs of streams that gained something, and of requests that ended."""
+        """One step of the engine: outputs of streams that gained something, and of requests that ended.
+
+        Raises: RequestError, and no step is taken, where somebody else drives the engine as well.
+        """
+        self._check_alone()
+        try:
+            return self._step()
+        finally:
+            self._num_calls = self.engine.num_calls
+
+    def _step(self) -> list[RequestOutput]:
         outputs = []
         for step in self.engine.step():
             output = self._processor.process(step)
@@ -93,6 +108,18 @@ class TextEngine:
         if not self.engine.has_unfinished_requests():  # somebody has ended them there, and no step will say so
             outputs += [output for request_id in self.open_requests for output in self.abort(request_id)]
         return outputs
+
+    def _check_alone(self) -> None:
+        """A step gives whoever takes it what everybody gained: theirs would be lost here, or ours have been there."""
+        if self.has_unfinished_requests():
+            is_alone = self.engine.num_calls == self._num_calls
+        else:
+            is_alone = not self.engine.has_unfinished_requests()
+        if not is_alone:
+            raise RequestError(
+                "somebody else has added requests to the engine, or taken steps of it, and both would lose tokens",
+                hint="close the stream or end its requests first, and drive the engine from one place",
+            )
 
     def abort(self, request_id: str) -> list[RequestOutput]:
         """End all answers of a request that have not ended; its last outputs, none if it has ended or never was."""

@@ -185,6 +185,21 @@ DETOKENISING = (
         killers=("tests/unit/test_tokenizer.py::test_half_of_a_surrogate_pair_is_refused",),
     ),
     _fault(
+        name="an engine is stepped although somebody else drives it too",
+        file="weft/text_engine.py",
+        old="is_alone = self.engine.num_calls == self._num_calls",
+        new="is_alone = True",
+        why="Each is given what the other's requests gained, and loses it.",
+        killers=("tests/unit/test_text_engine.py::test_a_step_that_would_lose_tokens_is_not_taken",),
+    ),
+    _engine(
+        name="a step by hand is not counted",
+        old="        self._num_calls += 1\n        return self._pipeline.step()\n",
+        new="        return self._pipeline.step()\n",
+        why="A stream goes on without the tokens that somebody else was given.",
+        killers=("tests/unit/test_text_engine.py::test_a_step_that_would_lose_tokens_is_not_taken",),
+    ),
+    _fault(
         name="likeliest tokens are ranked by place where they are as likely",
         file="weft/outputs.py",
         old="        if logprob < last:\n            better, last = count, logprob\n",

@@ -136,6 +136,10 @@ class FakeEngine:
         self.added: list[tuple[int, str, Any]] = []
         self.steps, self.open = 0, dict[str, int]()
 
+    @property
+    def num_calls(self) -> int:
+        return len(self.added) + self.steps
+
     def add_request(self, name: str, prompt: Sequence[int], params: SamplingParams) -> None:
         self.added.append((self.steps, name, params))
         self.open[name] = 0

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.test_llm import save_text_model
 from weft import LLM, RequestOutput, SamplingParams
-from weft.errors import DuplicateRequestError, SamplingParamsError
+from weft.errors import DuplicateRequestError, RequestError, SamplingParamsError
 from weft.output_processor import OutputProcessor
 from weft.text_engine import TextEngine
 
@@ -184,8 +184,8 @@ def test_many_requests_cost_no_more_each_than_few(llm: LLM, monkeypatch: pytest.
     """Counted: nobody walks through those who are there already."""
     monkeypatch.setattr(llm.engine, "add_request", lambda *request: None)
     monkeypatch.setattr(llm.engine, "step", list)
-    monkeypatch.setattr(llm.engine, "has_unfinished_requests", lambda: True)
     text, walks = TextEngine(llm.engine, llm.tokenizer), []
+    monkeypatch.setattr(llm.engine, "has_unfinished_requests", text.has_unfinished_requests)
     monkeypatch.setattr(OutputProcessor, "open_requests", property(walks.append))
     for place in range(50):
         text.add_request(str(place), None, PROMPT, FREE)
@@ -292,3 +292,37 @@ def test_a_refused_request_leaves_nothing(llm: LLM) -> None:
     with pytest.raises(DuplicateRequestError, match="'r'"):
         add("r", None, PROMPT, FREE)
     text.abort("r")
+
+
+@pytest.mark.parametrize("meddles", ["adds", "steps"])
+def test_a_step_that_would_lose_tokens_is_not_taken(meddles: str, llm: LLM) -> None:
+    """Whoever steps is given what everybody gained: two who do so lose each other's tokens in silence."""
+    engine, params = llm.engine, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+
+    def by_hand() -> list[int]:
+        said: list[int] = []
+        while engine.has_unfinished_requests():
+            said += [token for output in engine.step() for token in output.new_token_ids]
+        return said
+
+    engine.add_request("mine", PROMPT, params)
+    expected = by_hand()
+    stream = llm.stream(PROMPT, params)
+    next(stream)
+    if meddles == "adds":
+        engine.add_request("mine", PROMPT, params)
+    else:
+        engine.step()
+    with pytest.raises(RequestError, match="somebody else has added requests to the engine, or taken steps") as caught:
+        next(stream)
+    assert "close the stream" in str(caught.value.hint)
+    assert by_hand() == (expected if meddles == "adds" else [])
+
+    engine.add_request("mine", PROMPT, params)
+    text = TextEngine(engine, llm.tokenizer)
+    for call in (text.step, lambda: text.add_request("theirs", None, PROMPT, params)):
+        with pytest.raises(RequestError, match="somebody else has added requests"):
+            call()
+    assert by_hand() == expected
+    assert not text.open_requests
+    assert [output.outputs[0].token_ids for output in run(llm, PROMPT, params)] == [expected]

@@ -79,12 +79,18 @@ class Engine:
         self._queue_limits = config.scheduler.max_num_queued_requests, config.scheduler.max_num_queued_tokens
         self._max_logprob_entries = config.model.max_logprob_entries
         self._seeds = Random(config.model.seed)
+        self._num_calls = 0
         logger.info("%s", self.description)
 
     @property
     def num_steps(self) -> dict[str, int]:
         """Steps so far by how they reached the device: see `ModelRunner.num_steps`."""
         return dict(self._runner.num_steps)
+
+    @property
+    def num_calls(self) -> int:
+        """Requests added and steps taken so far: by it whoever drives the engine sees that somebody else does too."""
+        return self._num_calls
 
     def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         """Raise the typed error that `add_request` would raise, and change nothing."""
@@ -156,6 +162,7 @@ class Engine:
             if text is not None and not isinstance(text, str):
                 raise RequestError(f"{name} must be a string or None, got {shown(text)}")
         self._check_queue(len(token_ids))
+        self._num_calls += 1
         self._pipeline.add(
             Request(
                 request_id=request_id,
@@ -186,8 +193,9 @@ class Engine:
 
         With overlap these are the gains of the step before, which ran meanwhile; the first step gives nothing.
         If it raises, out of memory or interrupted, every request is still there and the next step goes on from the
-        tokens given out so far.
+        tokens given out so far; an interrupt while they are given out may take those of this step with it.
         """
+        self._num_calls += 1
         return self._pipeline.step()
 
     def finish(self, request_id: str, reason: FinishReason, *, error: str | None = None) -> StepOutput | None:
