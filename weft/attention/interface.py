@@ -12,6 +12,7 @@ import torch
 
 from weft.batch import Batch
 from weft.config import BlockGeometry, CacheConfig, Limits, positive
+from weft.errors import ConfigError
 from weft.layers.operations import Attend
 
 
@@ -35,6 +36,18 @@ class AttentionSpec:
 
     def __post_init__(self) -> None:
         positive("AttentionSpec", "1 is the query itself; None sees all", window=self.window)
+
+
+def shared_geometry(specs: Sequence[AttentionSpec]) -> AttentionSpec:
+    """The layer whose key heads all of a cache group have. Raises: ConfigError for one that has others."""
+    first = specs[0]
+    for layer, spec in enumerate(specs):
+        if (spec.num_kv_heads, spec.head_dim) != (first.num_kv_heads, first.head_dim):
+            raise ConfigError(
+                f"layer 0 keeps {first.num_kv_heads} key heads of {first.head_dim} and layer {layer} "
+                f"{spec.num_kv_heads} of {spec.head_dim}, which one cache does not hold"
+            )
+    return first
 
 
 @runtime_checkable
@@ -74,7 +87,7 @@ class AttentionBackend(Protocol):
         ...
 
     def bytes_per_block(self, specs: Sequence[AttentionSpec], geometry: BlockGeometry, dtype: torch.dtype) -> int:
-        """Memory that one block takes over all layers."""
+        """Memory that one block takes over all layers. Raises: ConfigError for layers that one cannot hold."""
         ...
 
     def allocate(

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.attention.fixed_order import FixedOrderAttend, check_places
-from weft.attention.interface import AttentionSpec
+from weft.attention.interface import AttentionSpec, shared_geometry
 from weft.attention.ragged import RaggedAttend, Span, spans_of
 from weft.batch import Batch, GroupTables
 from weft.config import BlockGeometry, CacheConfig, Limits
@@ -113,13 +113,13 @@ class PagedGather:
         return BlockGeometry(num_blocks=config.num_blocks or most, block_size=size, shareable=True)
 
     def bytes_per_block(self, specs: Sequence[AttentionSpec], geometry: BlockGeometry, dtype: torch.dtype) -> int:
-        return 2 * len(specs) * specs[0].num_kv_heads * geometry.block_size * specs[0].head_dim * dtype.itemsize
+        spec = shared_geometry(specs)
+        return 2 * len(specs) * spec.num_kv_heads * geometry.block_size * spec.head_dim * dtype.itemsize
 
     def allocate(
         self, specs: Sequence[AttentionSpec], geometry: BlockGeometry, dtype: torch.dtype, device: torch.device
     ) -> PagedGatherCache:
-        spec = specs[0]
-        assert all((s.num_kv_heads, s.head_dim) == (spec.num_kv_heads, spec.head_dim) for s in specs), "one geometry"
+        spec = shared_geometry(specs)
         shape = (2, len(specs), geometry.num_blocks + 1, geometry.block_size, spec.num_kv_heads, spec.head_dim)
         if self._fixed_order:
             check_places(specs, device)

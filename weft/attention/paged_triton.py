@@ -12,10 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.attention.interface import AttentionSpec
+from weft.attention.interface import AttentionSpec, shared_geometry
 from weft.batch import Batch
 from weft.config import BlockGeometry, CacheConfig, Limits
-from weft.errors import ConfigError
 from weft.kernels._invariant_tiles import invariant_tiles
 from weft.kernels._jit import HAS_TRITON, capability, cdiv, interpreting, runs_on
 from weft.kernels._paged_decode_tiles import by_shapes
@@ -176,14 +175,13 @@ class PagedTriton:
         return BlockGeometry(num_blocks=config.num_blocks or most, block_size=size, shareable=True)
 
     def bytes_per_block(self, specs: Sequence[AttentionSpec], geometry: BlockGeometry, dtype: torch.dtype) -> int:
-        return 2 * len(specs) * specs[0].num_kv_heads * geometry.block_size * specs[0].head_dim * dtype.itemsize
+        spec = shared_geometry(specs)
+        return 2 * len(specs) * spec.num_kv_heads * geometry.block_size * spec.head_dim * dtype.itemsize
 
     def allocate(
         self, specs: Sequence[AttentionSpec], geometry: BlockGeometry, dtype: torch.dtype, device: torch.device
     ) -> PagedTritonCache:
-        spec = specs[0]
-        if any((item.num_kv_heads, item.head_dim) != (spec.num_kv_heads, spec.head_dim) for item in specs):
-            raise ConfigError("paged_triton keeps layers of one geometry, and these differ in key heads or head size")
+        spec = shared_geometry(specs)
         shape = (2, len(specs), geometry.num_blocks + 1, geometry.block_size, spec.num_kv_heads, spec.head_dim)
         pool = torch.empty(shape, dtype=dtype, device=device)
         return PagedTritonCache(pool, specs, fixed_order=self._fixed_order)

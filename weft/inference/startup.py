@@ -67,6 +67,7 @@ class _Chosen:
     """What options, machine and the files' headers decide before any weight is read.
 
     specs: of each layer's attention.   geometry: as many blocks as are wanted, whether or not they fit.
+    bytes_per_block: over all layers.
     """
 
     placement: Placement
@@ -77,6 +78,7 @@ class _Chosen:
     backing: Backing
     backend: AttentionBackend
     geometry: BlockGeometry
+    bytes_per_block: int
 
 
 def _choose(config: EngineConfig, checkpoint: Checkpoint) -> _Chosen:
@@ -89,6 +91,7 @@ def _choose(config: EngineConfig, checkpoint: Checkpoint) -> _Chosen:
         backing.check_shapes(outline, placement)
     specs = outline.attention_specs
     backend = backing.attention(config.cache.attention_backend, specs, placement)
+    geometry = backend.geometry(limits, config.cache)
     return _Chosen(
         placement=placement,
         limits=limits,
@@ -97,7 +100,8 @@ def _choose(config: EngineConfig, checkpoint: Checkpoint) -> _Chosen:
         weight_bytes=sum(parameter.nbytes for parameter in _parameters(outline)),
         backing=backing,
         backend=backend,
-        geometry=backend.geometry(limits, config.cache),
+        geometry=geometry,
+        bytes_per_block=backend.bytes_per_block(specs, geometry, placement.dtype),
     )
 
 
@@ -124,8 +128,8 @@ def start(
     seconds = Seconds()
     chosen = _choose(config, checkpoint)
     placement, limits, specs, weight_bytes = chosen.placement, chosen.limits, chosen.specs, chosen.weight_bytes
-    backing, backend, wanted = chosen.backing, chosen.backend, chosen.geometry
-    bytes_per_block = backend.bytes_per_block(specs, wanted, placement.dtype)
+    backing, backend = chosen.backing, chosen.backend
+    wanted, bytes_per_block = chosen.geometry, chosen.bytes_per_block
     state_bytes = DeviceState.bytes_for(limits, wanted)
     memory = PoolMemory(config.cache, placement.device)
     # Without what steps take, and before the weights are read: what cannot fit at all.

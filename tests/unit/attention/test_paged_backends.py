@@ -13,6 +13,7 @@ from weft.attention.interface import AttentionSpec
 from weft.attention.packed import packed_on
 from weft.batch import Batch, GroupTables, SamplingRows
 from weft.config import CacheConfig, Limits
+from weft.errors import ConfigError
 from weft.kernels._invariant_tiles import invariant_tiles
 from weft.layers.heads import HeadTransform
 from weft.layers.norm import RMSNorm
@@ -132,3 +133,16 @@ def test_in_fixed_order_all_launches_of_a_step_cut_alike(
         assert (options.get("tile"), options.get("split"), options.get("fixed_order")) == expected[name]
     # A norm sums a head in an order of the launch that it is in, so that its keys are written by the usual one.
     assert ("new" in launched[-1][1]) == (decodes and not norms)
+
+
+@pytest.mark.parametrize("change", [{"num_kv_heads": 4}, {"head_dim": 32}], ids=str)
+@pytest.mark.parametrize("name", ["contiguous", "paged_gather", "paged_triton"])
+def test_layers_that_one_cache_cannot_hold_are_refused_by_number(name: str, change: dict[str, int]) -> None:
+    backend, specs = find_backend(name), [PLAIN, PLAIN, replace(PLAIN, **change)]
+    geometry = backend.geometry(LIMITS, CacheConfig())
+    for call in (
+        lambda: backend.bytes_per_block(specs, geometry, torch.float32),
+        lambda: backend.allocate(specs, geometry, torch.float32, CPU),
+    ):
+        with pytest.raises(ConfigError, match="layer 0 keeps 2 key heads of 16 and layer 2 "):
+            call()

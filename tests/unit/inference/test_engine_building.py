@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from weft.attention import find_backend
+from weft.attention.interface import AttentionSpec
 from weft.config import EngineConfig, ExecutionConfig, ModelConfig
 from weft.errors import ConfigError
 from weft.inference import startup
@@ -26,6 +27,7 @@ from weft.layers.linear import Linear
 from weft.layers.prepacked import PrepackedLinear
 from weft.models.checkpoint.interface import GenerationDefaults
 from weft.models.checkpoint.source import open_checkpoint
+from weft.models.llama import Llama
 
 Build = Callable[..., Engine]
 
@@ -164,6 +166,20 @@ def test_a_matrix_that_the_one_kernel_cannot_read_is_refused_before_weights_are_
         check(changes)
         with pytest.raises(ConfigError, match=rf"cannot multiply by {matrix}: its rows are no multiple of 16 bytes"):
             check(changes, batch_invariant=True)
+
+
+def test_layers_that_one_cache_cannot_hold_are_refused_before_weights_are_read(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = Llama.attention_spec
+
+    def wider_below(self: Llama, layer: int, window: int | None = None) -> AttentionSpec:
+        spec = declared(self, layer, window)
+        return spec if layer else replace(spec, num_kv_heads=spec.num_kv_heads * 2)
+
+    monkeypatch.setattr(Llama, "attention_spec", wider_below)
+    with pytest.raises(ConfigError, match="layer 0 keeps 4 key heads of 16 and layer 1 2 of 16"):
+        startup.check(EngineConfig.of(model=str(tiny_llama), device="cpu"), open_checkpoint(str(tiny_llama)))
 
 
 def test_a_backend_whose_sums_have_no_fixed_order_serves_unless_it_is_asked_for(
