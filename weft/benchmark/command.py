@@ -11,6 +11,8 @@ from weft.benchmark.changes_command import add_changes
 from weft.benchmark.experiments import Experiment, known_experiments
 from weft.config import ModelConfig, writable
 
+_EXIT = "exit status: 0 measured, 1 something failed or could not be measured at all (its row says why), 2 an error"
+
 
 def add_bench(commands: Any) -> None:
     """Add the command `bench`, with one command of its own an experiment, to an argparse object of sub-commands."""
@@ -60,23 +62,26 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from weft.benchmark.progress import show_bars, show_nothing
     from weft.benchmark.provenance import Provenance
-    from weft.benchmark.row import append_json
+    from weft.benchmark.row import Row, append_json
     from weft.benchmark.table import show_table
     from weft.inference.placement import place
 
+    # What cannot be is told here, before anything is measured.
+    measured = experiment.run(options, show_bars if sys.stderr.isatty() else show_nothing)
     device = place(ModelConfig(model="-", device=getattr(options, "device", "cpu")), None).device
     provenance = Provenance.here(device)
-    rows = []
+    rows: list[Row] = []
     try:
-        for row in experiment.run(options, show_bars if sys.stderr.isatty() else show_nothing):
+        for row in measured:
             rows.append(row)
             if path is not None:
                 append_json([row], provenance, path)  # at once: who is stopped half-way keeps what there is
     finally:
         if rows:
             show_table(experiment.summary, rows, provenance, Console(width=None if sys.stdout.isatty() else 140))
-    return 0
+    is_whole = any(row.is_measured for row in rows) and not any(row.failed for row in rows)
+    return 0 if is_whole else 1
 
 
 def _epilog(examples: "list[str] | tuple[str, ...]") -> str:
-    return "examples:\n" + "\n".join(f"  weft bench {example}" for example in examples)
+    return "\n".join([_EXIT, "", "examples:", *(f"  weft bench {example}" for example in examples)])

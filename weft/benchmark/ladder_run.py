@@ -15,7 +15,7 @@ from weft.benchmark.rungs import Rung
 from weft.benchmark.served_model import ServedModel
 from weft.benchmark.suites import MAX_MODEL_LEN, Case
 from weft.benchmark.systems.weft import WeftSystem
-from weft.benchmark.workload import num_equal
+from weft.benchmark.workload import Workload, num_equal
 from weft.errors import WeftError
 
 logger = logging.getLogger("weft")
@@ -35,23 +35,52 @@ class Climb:
     engine: Mapping[str, Any]
 
     def rows(self, rungs: Sequence[Rung], progress: Progress) -> Iterator[Row]:
-        """What a rung cannot run has a row that says why; the next is then compared with the last that did."""
+        """What a rung cannot run has a row that says why; the next is then compared with the last that did.
+
+        Raises: at once what the first has against its engine, if none of them can be.
+        """
+        reasons = [self._reason_against(rung) for rung in rungs]
+        against = [reason for reason in reasons if reason is not None]
+        if len(against) == len(rungs):
+            raise against[0]
+        return self._climb(list(zip(rungs, reasons, strict=True)), progress)
+
+    def _climb(self, rungs: Sequence[tuple[Rung, WeftError | None]], progress: Progress) -> Iterator[Row]:
         below: dict[Case, tuple[str, Outcome]] = {}
-        for rung in rungs:
+        for rung, reason in rungs:
+            if reason is not None:
+                yield from self._unmeasured(rung, self.cases, reason, failed=False)
+                continue
             try:
                 yield from self._rung(rung, below, progress)
             except (WeftError, torch.OutOfMemoryError) as error:
-                reason = str(error).split("\n", maxsplit=1)[0]
-                logger.warning("%s: not measured: %s", rung.name, reason)
-                for case in self.cases:
-                    yield self._row(rung, case).of("not measured", [0], "", notes=f"{rung.name}: {reason}")
+                left = [case for case in self.cases if case not in below or below[case][0] != rung.name]
+                yield from self._unmeasured(rung, left, error, failed=True)
             release_memory()
 
+    def _unmeasured(self, rung: Rung, cases: Sequence[Case], error: Exception, *, failed: bool) -> Iterator[Row]:
+        reason = str(error).split("\n", maxsplit=1)[0]
+        logger.warning("%s: not measured: %s", rung.name, reason)
+        for case in cases:
+            yield self._row(rung, case).unmeasured(reason, failed=failed)
+
+    def _reason_against(self, rung: Rung) -> WeftError | None:
+        """Why this rung's engine cannot be, as far as that shows before weights are read."""
+        try:
+            WeftSystem.check(self.model, self._room, self._options(rung))
+        except WeftError as error:
+            return error
+        return None
+
+    @property
+    def _room(self) -> Workload:
+        return Workload.together(case.workload(vocab_size=self.model.vocab_size, seed=self.seed) for case in self.cases)
+
+    def _options(self, rung: Rung) -> dict[str, Any]:
+        return {"max_model_len": MAX_MODEL_LEN, **rung.options, **self.engine}
+
     def _rung(self, rung: Rung, below: dict[Case, tuple[str, Outcome]], progress: Progress) -> Iterator[Row]:
-        widest = max(self.cases, key=lambda case: case.in_flight)
-        room = widest.workload(vocab_size=self.model.vocab_size, seed=self.seed)
-        options = {"max_model_len": MAX_MODEL_LEN, **rung.options, **self.engine}
-        system = WeftSystem(self.model, room, closed_loop=True, **options)
+        system = WeftSystem(self.model, self._room, closed_loop=True, **self._options(rung))
         repetitions = 1 if rung.slow else self.repetitions
         for case in self.cases:
             whole = case.workload(vocab_size=self.model.vocab_size, seed=self.seed)

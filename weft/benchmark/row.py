@@ -11,6 +11,7 @@ from typing import Any
 
 from weft.benchmark.provenance import Provenance
 
+NOT_MEASURED = "not measured"
 _RELATIONS = {">=": operator.ge, "<=": operator.le, "<": operator.lt, "==": operator.eq}
 
 
@@ -30,7 +31,10 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One number. `system` is who was measured; `spread` is (largest - smallest) / median over the repetitions."""
+    """One number. `system` is who was measured; `spread` is (largest - smallest) / median over the repetitions.
+
+    failed: what was asked for broke off, and the notes say why.
+    """
 
     experiment: str
     case: str = ""
@@ -46,6 +50,7 @@ class Row:
     seed: int | None = None
     notes: str = ""
     target: Target | None = None
+    failed: bool = False
 
     def by(self, system: str, version: str) -> "Row":
         """The same row about that system."""
@@ -73,9 +78,18 @@ class Row:
             notes="; ".join(filter(None, (self.notes, notes))),
         )
 
+    def unmeasured(self, reason: str, *, failed: bool) -> "Row":
+        """The same row in place of numbers, which says why there are none. failed: it was tried; else it cannot be."""
+        return replace(self.of(NOT_MEASURED, [0], "", notes=f"{self.system}: {reason}"), failed=failed)
+
     def over(self, repetitions: int) -> "Row":
         """The same row, its value already a quantile of so many."""
         return replace(self, repetitions=repetitions)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is a number, and not only a reason why there is none."""
+        return not self.metric.endswith(NOT_MEASURED)
 
     @property
     def verdict(self) -> str:
@@ -86,7 +100,8 @@ class Row:
 
 def as_record(row: Row, provenance: Provenance) -> dict[str, Any]:
     """The flat record that a line of JSON holds; a target is a wish, not a measurement, and stays out."""
-    measured = {field.name: getattr(row, field.name) for field in fields(row) if field.name not in ("target", "notes")}
+    left_out = ("target", "failed", "notes")
+    measured = {field.name: getattr(row, field.name) for field in fields(row) if field.name not in left_out}
     return measured | vars(provenance) | {"notes": row.notes}
 
 

@@ -1,5 +1,6 @@
 """What a benchmark serves: a checkpoint or a bare shape, and the device and dtype it is served in."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,8 +8,11 @@ import torch
 
 from weft.benchmark.row import Row
 from weft.benchmark.shapes import ShapeCheckpoint, shape_config
-from weft.config import ModelConfig
+from weft.config import EngineConfig, ModelConfig
+from weft.errors import ConfigError
 from weft.inference.placement import place
+from weft.inference.policies import build_policy
+from weft.inference.startup import check
 from weft.models.checkpoint.interface import Checkpoint
 from weft.models.checkpoint.load import read_config
 from weft.models.checkpoint.source import open_checkpoint
@@ -33,6 +37,24 @@ class ServedModel:
         """A row about this model, with no system and no number yet."""
         return Row(experiment=experiment, case=case, model=self.name, dtype=self.dtype_name, seed=seed, notes=notes)
 
+    def engine_config(self, options: Mapping[str, Any]) -> EngineConfig:
+        """Of an engine of weft's that serves it. options: fields by their flat names. Raises: ConfigError."""
+        served: dict[str, Any] = {"model": self.name, "dtype": self.dtype_name, "device": str(self.device)}
+        return EngineConfig.of(**(served | dict(options)))
+
+    def check(self, config: EngineConfig, *, longest: int) -> None:
+        """Raise ConfigError, CheckpointError or one of their kinds for an engine that cannot be, or has no room for its
+        longest request, of so many tokens with its answer. Reads no weights.
+        """
+        build_policy(config.scheduler)
+        check(config, self.checkpoint)
+        room = config.model.max_model_len or read_config(self.checkpoint).max_model_len
+        if longest > room:
+            raise ConfigError(
+                f"max_model_len={room} holds no request of {longest} tokens, its answer included",
+                hint="leave max_model_len out, or ask for shorter requests",
+            )
+
     def huggingface_model(self) -> Any:
         """A model of HuggingFace's own, loaded by its own code, that no end-of-sequence id stops."""
         from transformers import GenerationConfig
@@ -44,6 +66,15 @@ class ServedModel:
         # What a call leaves open, `generate` fills in from here: the authors' EOS and penalties among it.
         model.generation_config = GenerationConfig(pad_token_id=0)
         return model
+
+
+def open_shapes(names: str, *, dtype: str, device: str, seed: int) -> list[ServedModel]:
+    """Each of the shapes between commas. Raises: ConfigError, CheckpointError and their kinds."""
+    return [
+        open_model(model=name, shape=name, dtype=dtype, device=device, seed=seed)
+        for name in names.split(",")
+        if shape_config(name)  # of an empty name `open_model` would say that a model has none
+    ]
 
 
 def open_model(*, model: str, shape: str | None, dtype: str, device: str, seed: int) -> ServedModel:

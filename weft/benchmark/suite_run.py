@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -55,13 +56,16 @@ class SuiteSettings:
 
 
 def run_suites(settings: SuiteSettings, progress: Progress) -> Iterator[Row]:
-    """Rows of every system on every case; then weft over HuggingFace."""
-    for suite in settings.suites:
-        yield from SuiteRun(suite, settings, progress).rows()
+    """Rows of every system on every case; then weft over HuggingFace.
+
+    Raises: ConfigError at once for whatever one of the suites cannot be run with; nothing is measured then.
+    """
+    runs = [SuiteRun(suite, settings, progress) for suite in settings.suites]
+    return chain.from_iterable(run.rows() for run in runs)
 
 
 class SuiteRun:
-    """One suite on one shape."""
+    """One suite on one shape. Building it reads no weights, and raises ConfigError for an engine that cannot be."""
 
     def __init__(self, suite: Suite, settings: SuiteSettings, progress: Progress) -> None:
         self._suite = suite
@@ -74,6 +78,10 @@ class SuiteRun:
         self._workloads = {
             case: case.workload(vocab_size=self._model.vocab_size, seed=settings.seed) for case in suite.cases
         }
+        self._room = Workload.together(self._workloads.values())
+        self._engine = {"max_model_len": MAX_MODEL_LEN} | dict(settings.engine)
+        if SUBJECT in settings.systems:
+            WeftSystem.check(self._model, self._room, self._engine)
         as_published = (
             shape == suite.shape and self._model.device.type == "cuda" and self._model.dtype_name == "bfloat16"
         )
@@ -205,9 +213,7 @@ class SuiteRun:
         return f"{PEER} answered the first {count} of {case.requests}" if count < case.requests else ""
 
     def _open_weft(self) -> System:
-        widest = max(self._workloads.values(), key=lambda workload: workload.in_flight)
-        options = {"max_model_len": MAX_MODEL_LEN} | dict(self._settings.engine)
-        return WeftSystem(self._model, widest, closed_loop=True, **options)
+        return WeftSystem(self._model, self._room, closed_loop=True, **self._engine)
 
     def _open_huggingface(self) -> System:
         return HuggingFaceStatic(self._model, next(iter(self._workloads.values())))
@@ -216,4 +222,4 @@ class SuiteRun:
 def _not_measured(row: Row, error: Exception) -> Row:
     reason = str(error).split("\n", maxsplit=1)[0]
     logger.warning("%s, %s: not measured: %s", row.case, row.system, reason)
-    return row.of("not measured", [0], "", notes=f"{row.system}: {reason}")
+    return row.unmeasured(reason, failed=True)

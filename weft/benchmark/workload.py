@@ -3,7 +3,7 @@
 Knows no system that runs it and no clock. Every request is there at time 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -77,6 +77,15 @@ class Workload:
     def max_num_tokens(self) -> int:
         """Tokens of the longest job, answer included."""
         return max(job.num_tokens for job in self.jobs)
+
+    @classmethod
+    def together(cls, workloads: "Iterable[Workload]") -> "Workload":
+        """One that needs as much room as the widest and the longest of them."""
+        each = tuple(workloads)
+        return cls(
+            jobs=tuple(job for workload in each for job in workload.jobs),
+            in_flight=max(workload.in_flight for workload in each),
+        )
 
     def warm_up(self, num_output_tokens: int = 2) -> "Workload":
         """As many of its jobs as run at once, each with a short answer: the same widths, little time."""

@@ -1,6 +1,7 @@
 """Every experiment, end to end on a tiny model; wrong outputs are found, and no speed is compared with them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,12 @@ SMALL: dict[str, dict[str, Any]] = {
     "text": {"tokens": 40, "repetitions": 2},
     "scheduler": {"pools": "64,256", "running": 8, "waiting": 32, "steps": 5, "lookup_tokens": 64, "block_size": 4},
 }
+
+
+NAMING = ("offline", "continuous", "memory")  # a model
+GATES = known_experiments()["gates"]
+ROW = Row(experiment="gates", system="weft")
+MEASURED = ROW.of("speed", [1.0], "x")
 
 
 def run(name: str, **options: Any) -> list[Row]:
@@ -247,6 +254,48 @@ def test_the_command_prints_a_table_and_appends_rows(
     assert known_experiments()[name].summary in capsys.readouterr().out
     records = [json.loads(line) for line in json_file.read_text(encoding="utf-8").splitlines()]
     assert {record["experiment"] for record in records} == {name}
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_nothing_is_measured_before_the_first_row_is_asked_for(
+    name: str, tiny_model: str, text_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the rates of the device that stand beside a number would be those after it, of a device that is not free."""
+    stages = []
+
+    def progress(stage: str, total: int) -> Any:
+        stages.append(stage)
+        return show_nothing(stage, total)
+
+    model = {"text": {"model": text_model}}.get(name, {"model": tiny_model} if name in NAMING else {})
+    experiment = known_experiments()[name]
+    given = SMALL[name] | model | ({"systems": "weft"} if name == "offline" else {})
+    with monkeypatch.context() as patch:
+        patch.setattr("weft.inference.engine.Engine.__init__", lambda *given, **named: pytest.fail("weights are read"))
+        rows = experiment.run(experiment.options(**given), progress)
+    assert stages == []
+    assert len(list(rows)) > 0
+    assert stages != []
+
+
+@pytest.mark.parametrize(
+    ("rows", "status"),
+    [
+        ([MEASURED], 0),
+        ([MEASURED, ROW.unmeasured("no kernel here", failed=False)], 0),
+        ([MEASURED, ROW.unmeasured("out of memory", failed=True)], 1),
+        ([ROW.unmeasured("no kernel here", failed=False)], 1),
+        ([ROW.of("forward not measured", [1], "")], 1),
+        ([], 1),
+    ],
+)
+def test_the_status_says_whether_all_that_was_begun_was_measured(
+    rows: list[Row], status: int, json_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.benchmark.provenance.calibrate", lambda device: {"copy_gb_per_s": 1.0})
+    monkeypatch.setattr("weft.benchmark.experiments.gates.EXPERIMENT", replace(GATES, run=lambda *given: iter(rows)))
+    assert main(["bench", "gates", "--json", str(json_file)]) == status
+    assert len(json_file.read_text().splitlines() if rows else []) == len(rows), "what there is stays"
 
 
 def test_what_was_measured_is_shown_even_if_it_cannot_be_written(

@@ -4,6 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 
 from weft.benchmark.experiments.ladder import EXPERIMENT, LadderOptions
 from weft.benchmark.ladder_run import Climb
@@ -13,6 +14,8 @@ from weft.benchmark.row import Row
 from weft.benchmark.rungs import RUNGS, Rung
 from weft.benchmark.served_model import open_model
 from weft.benchmark.suites import Case
+from weft.benchmark.systems.weft import WeftSystem
+from weft.benchmark.workload import Workload
 from weft.config import EngineConfig
 from weft.errors import ConfigError
 
@@ -20,6 +23,8 @@ CASES = (
     Case(in_flight=4, requests=12, prompts="4:9", outputs="2:6"),
     Case(in_flight=1, requests=3, prompts="4", outputs="3"),
 )
+
+BROKEN = Rung(name="broken", options={"attention_backend": "nobody"})
 
 
 def climb(rungs: tuple[Rung, ...], **options: Any) -> list[Row]:
@@ -89,16 +94,38 @@ def test_slow_rungs_answer_fewer_and_say_so() -> None:
 
 
 def test_a_rung_that_cannot_run_says_why_and_the_next_stands_over_the_last_that_did() -> None:
-    broken = Rung(name="broken", options={"attention_backend": "nobody"})
-    rows = climb((RUNGS[2], broken, RUNGS[3]))
+    rows = climb((RUNGS[2], BROKEN, RUNGS[3]))
+    assert not any(row.failed for row in rows), "it was not begun"
     for case in CASES:
         assert "nobody" in metrics(rows, "broken", case)["not measured"].notes
         assert f"over weft {RUNGS[2].name}" in metrics(rows, RUNGS[3].name, case)["tokens/s over the rung below"].notes
 
 
-def test_a_rung_that_says_something_else_has_no_factor(monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.benchmark.systems.weft import WeftSystem
+def test_rungs_of_which_none_can_run_are_an_error_before_any_is_tried() -> None:
+    model = open_model(model="llama-tiny", shape="llama-tiny", dtype="float32", device="cpu", seed=0)
+    climbing = Climb(model=model, cases=CASES, seed=0, repetitions=1, slow_requests=None, engine={"policy": "nobody"})
+    with pytest.raises(ConfigError, match="unknown policy='nobody'"):
+        climbing.rows(RUNGS[:2], show_nothing)
 
+
+def test_a_rung_that_fails_half_way_keeps_what_it_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = WeftSystem.run
+
+    def hungry(self: Any, workload: Workload, *arguments: Any) -> Outcome:
+        if workload.in_flight == 1 and self.engine.geometry.shareable:
+            raise torch.OutOfMemoryError("too much")
+        return whole(self, workload, *arguments)
+
+    monkeypatch.setattr(WeftSystem, "run", hungry)
+    rows = climb((RUNGS[2], RUNGS[3]))
+    assert "not measured" not in metrics(rows, RUNGS[3].name, CASES[0])
+    assert "output tokens" in metrics(rows, RUNGS[3].name, CASES[0])
+    unmeasured = metrics(rows, RUNGS[3].name, CASES[1])["not measured"]
+    assert "too much" in unmeasured.notes
+    assert [row for row in rows if row.failed] == [unmeasured]
+
+
+def test_a_rung_that_says_something_else_has_no_factor(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = WeftSystem.run
 
     def wrong(self: Any, *arguments: Any) -> Outcome:

@@ -165,9 +165,15 @@ def test_fields_of_the_engine_reach_it_and_make_another_system_of_it() -> None:
 
 
 @pytest.mark.usefixtures("small_suites")
-def test_an_engine_that_cannot_be_is_a_row_with_the_reason_and_the_others_run() -> None:
-    rows = tiny(cases="1", repetitions=1, engine="attention_backend=nobody", hf_requests=1)
-    assert "nobody" in metrics(rows, "weft, attention_backend=nobody")["not measured"].notes
+def test_an_engine_that_fails_is_a_row_with_the_reason_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: object, **named: object) -> None:
+        raise ConfigError("the cache needs a GiB more")
+
+    monkeypatch.setattr("weft.inference.pool_memory.PoolMemory.fit", fail)
+    rows = tiny(cases="1", repetitions=1, hf_requests=1)
+    unmeasured = metrics(rows, "weft")["not measured"]
+    assert "a GiB more" in unmeasured.notes
+    assert [row for row in rows if row.failed] == [unmeasured]
     assert "output tokens" in metrics(rows, "hf_static")
 
 
@@ -223,6 +229,7 @@ def test_what_runs_out_of_memory_ends_alone(fake: Any, monkeypatch: pytest.Monke
 
     rows = with_systems(SuiteRun(TWO, settings(), show_nothing), monkeypatch, fake(0.001), Hungry(0.1))
     assert "too much" in metrics(rows, "hf_static", "8 in flight")["not measured"].notes
+    assert [row.metric for row in rows if row.failed] == ["not measured"]
     assert "tokens/s over hf_static" in metrics(rows, "weft", "1 in flight")
     assert "output tokens" in metrics(rows, "weft", "8 in flight")
 

@@ -1,6 +1,6 @@
 """Experiments, found by name: each file here that defines `EXPERIMENT` is one. Cheap to import: no torch."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
@@ -18,7 +18,8 @@ class Experiment:
     """summary: one line, what it measures.   examples: command lines without `weft bench`.
 
     options: a frozen dataclass of `option` fields; building it raises ConfigError for what makes no sense.
-    run: measures and gives out the rows, targets included, as they come or all at the end.
+    run: raises at once what options, model and machine have against each other, and then gives rows, targets included,
+        as they come or all at the end; nothing is measured, and no weight read, before the first row is asked for.
     collected: by the kind of device (`cpu`, `cuda`) what `main.py --collect` sets of the options there; on a kind that
         is not named the experiment says nothing.
     """
@@ -26,7 +27,7 @@ class Experiment:
     summary: str
     examples: tuple[str, ...]
     options: type[Any]
-    run: Callable[[Any, Progress], Iterable[Row]]
+    run: Callable[[Any, Progress], Iterator[Row]]
     collected: Mapping[str, Mapping[str, Any]]
 
 

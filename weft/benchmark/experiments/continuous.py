@@ -3,15 +3,20 @@
 A static batch waits for its longest member; here one request in eight answers twenty times as long as the others.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from weft.benchmark.experiments import Experiment
 from weft.benchmark.measure import Outcome, quantile, rows_of, spread
 from weft.benchmark.options import ModelOptions, option
 from weft.benchmark.progress import Progress
 from weft.benchmark.row import Row, Target
-from weft.benchmark.workload import Lengths, num_equal, skewed_workload
+from weft.benchmark.workload import Lengths, Workload, num_equal, skewed_workload
 from weft.config import positive
+
+if TYPE_CHECKING:
+    from weft.benchmark.served_model import ServedModel
 
 _STATIC, _CONTINUOUS = "static", "fcfs"
 _SOONER = Target(relation=">=", value=1.5)
@@ -44,8 +49,11 @@ class ContinuousOptions(ModelOptions):
         Lengths.parse(self.prompts)
 
 
-def run(options: ContinuousOptions, progress: Progress) -> list[Row]:
-    """Both engines loaded and warmed up, then measured in turn."""
+def run(options: ContinuousOptions, progress: Progress) -> Iterator[Row]:
+    """Both engines loaded and warmed up, then measured in turn.
+
+    Raises: ConfigError, CheckpointError at once for what cannot be served.
+    """
     from weft.benchmark.served_model import open_model
     from weft.benchmark.systems.weft import WeftSystem
 
@@ -62,6 +70,14 @@ def run(options: ContinuousOptions, progress: Progress) -> list[Row]:
         vocab_size=model.vocab_size,
         seed=options.seed,
     )
+    for policy in (_STATIC, _CONTINUOUS):
+        WeftSystem.check(model, workload, {"policy": policy})
+    return _rows(model, workload, options, progress)
+
+
+def _rows(model: "ServedModel", workload: Workload, options: ContinuousOptions, progress: Progress) -> Iterator[Row]:
+    from weft.benchmark.systems.weft import WeftSystem
+
     systems = {policy: WeftSystem(model, workload, policy=policy) for policy in (_STATIC, _CONTINUOUS)}
     outcomes: dict[str, list[Outcome]] = {policy: [] for policy in systems}
     warm_up = workload.warm_up()
@@ -76,7 +92,7 @@ def run(options: ContinuousOptions, progress: Progress) -> list[Row]:
         f"outputs {options.short}, one in {options.one_in} {options.long}"
     )
     base = model.row("continuous", case=case, seed=options.seed, notes=_NOTE)
-    return compare(outcomes[_STATIC], outcomes[_CONTINUOUS], base.by("weft", WeftSystem.version))
+    yield from compare(outcomes[_STATIC], outcomes[_CONTINUOUS], base.by("weft", WeftSystem.version))
 
 
 def compare(static: list[Outcome], continuous: list[Outcome], base: Row) -> list[Row]:

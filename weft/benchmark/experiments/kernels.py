@@ -1,6 +1,6 @@
 """Kernels on a GPU beside their peers: attention for training, paged decode and prefill, and the small operations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -53,7 +53,7 @@ class KernelsOptions:
         return PARTS if self.part == "all" else tuple(filter(None, self.part.split(",")))
 
 
-def run(options: KernelsOptions, progress: Progress) -> list[Row]:
+def run(options: KernelsOptions, progress: Progress) -> Iterator[Row]:
     """Every part that was asked for, in the order of PARTS."""
     import torch
 
@@ -71,11 +71,9 @@ def run(options: KernelsOptions, progress: Progress) -> list[Row]:
         meter=CudaMeter(options.repetitions),
         row=Row(experiment="kernels", dtype="bfloat16", seed=options.seed),
     )
-    rows: list[Row] = []
     for part in PARTS:
         if part in options.parts:
-            rows += _MEASURED[part](options, place, progress)
-    return rows
+            yield from _MEASURED[part](options, place, progress)
 
 
 def _training(options: KernelsOptions, place: "Place", progress: Progress) -> list[Row]:
@@ -138,7 +136,8 @@ def _each(
             found = measured(case)
         except Exception as error:  # the rows of other cases stand already: say what happened and go on
             reason = f"{type(error).__name__}: {error}"[:300]
-            found = skipped(place.case(f"{stage}, {case}").row.by("weft", ""), stage, reason).rows
+            said = skipped(place.case(f"{stage}, {case}").row.by("weft", ""), stage, reason).rows
+            found = [replace(row, failed=True) for row in said]
         rows += [row if row.notes else replace(row, notes=note) for row in found]
         gc.collect()
         torch.cuda.empty_cache()

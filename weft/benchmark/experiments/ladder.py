@@ -45,7 +45,7 @@ class LadderOptions:
 
 
 def run(options: LadderOptions, progress: Progress) -> Iterator[Row]:
-    """Rung by rung, each with an engine of its own."""
+    """Rung by rung, each with an engine of its own. Raises: ConfigError at once if none of them can be."""
     from weft.benchmark.ladder_run import Climb
     from weft.benchmark.served_model import open_model
 

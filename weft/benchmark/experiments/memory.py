@@ -3,14 +3,19 @@
 Each request may leave its last block partly empty; nothing else may be held that no token fills.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from weft.benchmark.experiments import Experiment
 from weft.benchmark.options import ModelOptions, option
 from weft.benchmark.progress import Progress
 from weft.benchmark.row import Row, Target
-from weft.benchmark.workload import Lengths, mixed_workload
+from weft.benchmark.workload import Lengths, Workload, mixed_workload
 from weft.config import positive
+
+if TYPE_CHECKING:
+    from weft.benchmark.served_model import ServedModel
 
 _BOUND = Target(relation="<=", value=1.05)
 _NOTE = "at the step that owns most blocks; prefix caching off; the pool itself is allocated at the start"
@@ -31,9 +36,8 @@ class MemoryOptions(ModelOptions):
         Lengths.parse(self.outputs)
 
 
-def run(options: MemoryOptions, progress: Progress) -> list[Row]:
-    """One run; nothing in it is timed."""
-    from weft.benchmark.cache_watch import CacheWatch, bytes_per_token
+def run(options: MemoryOptions, progress: Progress) -> Iterator[Row]:
+    """One run; nothing in it is timed. Raises: ConfigError, CheckpointError at once for what cannot be served."""
     from weft.benchmark.served_model import open_model
     from weft.benchmark.systems.weft import WeftSystem
 
@@ -48,8 +52,19 @@ def run(options: MemoryOptions, progress: Progress) -> list[Row]:
         vocab_size=model.vocab_size,
         seed=options.seed,
     )
+    engine = {"block_size": options.block_size}
+    WeftSystem.check(model, workload, engine)
+    return _rows(model, workload, engine, options, progress)
+
+
+def _rows(
+    model: "ServedModel", workload: Workload, engine: Mapping[str, Any], options: MemoryOptions, progress: Progress
+) -> Iterator[Row]:
+    from weft.benchmark.cache_watch import CacheWatch, bytes_per_token
+    from weft.benchmark.systems.weft import WeftSystem
+
     watch = CacheWatch(workload)
-    system = WeftSystem(model, workload, observe=watch, block_size=options.block_size)
+    system = WeftSystem(model, workload, observe=watch, **engine)
     watch.attach(system.engine)
     system.run(workload, progress("weft", len(workload.jobs)))
     token = bytes_per_token(system.engine.model.attention_specs, itemsize=model.dtype.itemsize)
@@ -62,14 +77,14 @@ def run(options: MemoryOptions, progress: Progress) -> list[Row]:
     peak = watch.peak_blocks * block
     filled = watch.peak_tokens * token
     allowance = watch.peak_requests * block
-    return [
+    yield from (
         base.of("peak keys and values", [peak / 2**20], "MiB"),
         base.of("tokens in flight", [watch.peak_tokens], "tokens"),
         base.of("bytes of a token", [token], "bytes"),
         base.of("requests in flight", [watch.peak_requests], "requests"),
         base.of("peak over tokens in flight", [peak / filled], "x"),
         base.of("peak over tokens and a block a request", [peak / (filled + allowance)], "x", target=_BOUND),
-    ]
+    )
 
 
 EXPERIMENT = Experiment(

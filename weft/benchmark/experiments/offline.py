@@ -4,10 +4,10 @@ Each repetition runs every system once, so that a machine that slows down slows 
 between systems that said the same tokens. With `--suite` the standing workloads of GPUs run instead (`suite_run.py`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.benchmark.engine_options import parse_engine_options
 from weft.benchmark.experiments import Experiment
@@ -20,6 +20,9 @@ from weft.benchmark.systems import System, check_system, find_system
 from weft.benchmark.workload import Lengths, Workload, mixed_workload, num_equal
 from weft.config import positive
 from weft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from weft.benchmark.served_model import ServedModel
 
 # How many times as many tokens a second as these weft is to give, on two cores in float32.
 _TARGETS = {"hf_generate": Target(relation=">=", value=8.0), "hf_continuous": Target(relation=">=", value=3.0)}
@@ -72,6 +75,10 @@ class OfflineOptions(ModelOptions):
         if not set(self.system_names) <= set(_SUITE_SYSTEMS):
             raise ConfigError(f"systems={self.systems!r} with a suite", hint="some of " + ",".join(_SUITE_SYSTEMS))
         positive("OfflineOptions", hf_requests=self.hf_requests or None)
+        if "weft" not in self.system_names:
+            self._refuse({"engine": None}, f"is weft's, systems={self.systems!r}")
+        if "hf_static" not in self.system_names:
+            self._refuse({"hf_requests": 0}, f"is hf_static's, systems={self.systems!r}")
         chosen_suites(self.suite, self.widths)
         parse_engine_options(self.engine)
 
@@ -90,14 +97,17 @@ class OfflineOptions(ModelOptions):
                 raise ConfigError(f"{name}={getattr(self, name)!r} {why}, suite={self.suite!r}")
 
 
-def run(options: OfflineOptions, progress: Progress) -> Iterable[Row]:
-    """All systems loaded and warmed up, then measured in turn; suites one by one."""
+def run(options: OfflineOptions, progress: Progress) -> Iterator[Row]:
+    """All systems loaded and warmed up, then measured in turn; suites one by one.
+
+    Raises: ConfigError, CheckpointError at once for what cannot be served.
+    """
     if options.suite is not None:
         return _run_suites(options, options.suite, progress)
     return _run_mixed(options, progress)
 
 
-def _run_suites(options: OfflineOptions, suites: str, progress: Progress) -> Iterable[Row]:
+def _run_suites(options: OfflineOptions, suites: str, progress: Progress) -> Iterator[Row]:
     from weft.benchmark.suite_run import SuiteSettings, run_suites
 
     settings = SuiteSettings(
@@ -114,8 +124,9 @@ def _run_suites(options: OfflineOptions, suites: str, progress: Progress) -> Ite
     return run_suites(settings, progress)
 
 
-def _run_mixed(options: OfflineOptions, progress: Progress) -> list[Row]:
+def _run_mixed(options: OfflineOptions, progress: Progress) -> Iterator[Row]:
     from weft.benchmark.served_model import open_model
+    from weft.benchmark.systems.weft import WeftSystem
 
     model = open_model(
         model=options.model, shape=options.shape, dtype=options.dtype, device=options.device, seed=options.seed
@@ -128,6 +139,12 @@ def _run_mixed(options: OfflineOptions, progress: Progress) -> list[Row]:
         vocab_size=model.vocab_size,
         seed=options.seed,
     )
+    if _SUBJECT in options.system_names:
+        WeftSystem.check(model, workload, {})
+    return _mixed_rows(model, workload, options, progress)
+
+
+def _mixed_rows(model: "ServedModel", workload: Workload, options: OfflineOptions, progress: Progress) -> Iterator[Row]:
     with ExitStack() as opened:
         systems: dict[str, System] = {}
         for name in options.system_names:
@@ -137,7 +154,7 @@ def _run_mixed(options: OfflineOptions, progress: Progress) -> list[Row]:
         versions = {name: system.version for name, system in systems.items()}
     base = model.row("offline", case=_case(options), seed=options.seed, notes=_NOTE)
     targets = _TARGETS if model.device.type == "cpu" and options.shape is None else {}
-    return compare(outcomes, workload, base, versions, targets)
+    yield from compare(outcomes, workload, base, versions, targets)
 
 
 def measure(

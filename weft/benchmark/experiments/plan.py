@@ -3,7 +3,7 @@
 Nothing is measured: the choice is the engine's own, by shapes alone, and needs no GPU to be printed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -39,11 +39,15 @@ class PlanOptions:
 
 
 def run(options: PlanOptions, progress: Progress) -> Iterator[Row]:
-    """A row for each matrix and each run of batch sizes that the same kernel serves."""
+    """A row for each matrix and each run of batch sizes that one kernel serves. Raises: ConfigError for a shape."""
     from weft.benchmark.shapes import shape_config
+
+    return _rows({name: shape_config(name) for name in options.shape.split(",")}, options, progress)
+
+
+def _rows(shapes: Mapping[str, Any], options: PlanOptions, progress: Progress) -> Iterator[Row]:
     from weft.inference.step_sizes import decode_sizes
 
-    shapes = {name: shape_config(name) for name in options.shape.split(",")}
     chosen = None if options.batch is None else sorted(set(numbers("batch", options.batch)))
     batches = chosen or decode_sizes(options.max_num_seqs)
     advance = progress("shapes", len(shapes))

@@ -1,6 +1,6 @@
 """Prefill alone: prompts of one length that nothing decodes beside, in tokens a second and in what they multiply."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from weft.config import positive
 
 if TYPE_CHECKING:
     from weft.benchmark.served_model import ServedModel
+    from weft.config import EngineConfig
 
 _NOTE = (
     "wall time from the first step to the last prompt's token, shared out; short prompts share a step of the budget, "
@@ -40,44 +41,55 @@ class PrefillOptions:
 
 
 def run(options: PrefillOptions, progress: Progress) -> Iterator[Row]:
-    """One engine a shape, for its longest prompt."""
-    from weft.benchmark.readiness import release_memory
-    from weft.benchmark.served_model import open_model
-    from weft.benchmark.shapes import shape_config
+    """One engine a shape, for its longest prompt.
 
-    shapes = options.shape.split(",")
-    for shape in shapes:
-        shape_config(shape)  # a wrong name is told before the first is measured
-    for shape in shapes:
-        model = open_model(model=shape, shape=shape, dtype=options.dtype, device=options.device, seed=options.seed)
-        yield from _shape_rows(model, options, progress)
+    Raises: ConfigError at once for a shape or an engine that cannot be; nothing is measured then.
+    """
+    from weft.benchmark.served_model import open_shapes
+
+    models = open_shapes(options.shape, dtype=options.dtype, device=options.device, seed=options.seed)
+    return _rows([(model, _config(model, options)) for model in models], options, progress)
+
+
+def _rows(
+    engines: "Sequence[tuple[ServedModel, EngineConfig]]", options: PrefillOptions, progress: Progress
+) -> Iterator[Row]:
+    from weft.benchmark.readiness import release_memory
+
+    for model, config in engines:
+        yield from _shape_rows(model, config, options, progress)
         release_memory()
 
 
-def _shape_rows(model: "ServedModel", options: PrefillOptions, progress: Progress) -> Iterator[Row]:
-    import logging
-
-    from weft import __version__
-    from weft.benchmark.prefill_steps import PromptsAlone, prompt_flops
-    from weft.benchmark.shapes import shape_config
-    from weft.config import EngineConfig
-    from weft.inference.engine import Engine
-
+def _config(model: "ServedModel", options: PrefillOptions) -> "EngineConfig":
     lengths = numbers("prompts", options.prompts)
+    longest = max(lengths) + 1
     implied = {
-        "model": model.name,
-        "dtype": model.dtype_name,
-        "device": str(model.device),
-        "max_model_len": max(lengths) + 1,
+        "max_model_len": longest,
         "max_num_seqs": min(options.budget, -(-options.budget // min(lengths)) + 1),  # the next begins in a last chunk
         "max_num_batched_tokens": options.budget,
         "enable_prefix_caching": False,
         "policy": "prefill_first",
     }
-    engine = Engine(EngineConfig.of(**(implied | parse_engine_options(options.engine))), model.checkpoint)
+    config = model.engine_config(implied | parse_engine_options(options.engine))
+    model.check(config, longest=longest)
+    return config
+
+
+def _shape_rows(
+    model: "ServedModel", config: "EngineConfig", options: PrefillOptions, progress: Progress
+) -> Iterator[Row]:
+    import logging
+
+    from weft import __version__
+    from weft.benchmark.prefill_steps import PromptsAlone, prompt_flops
+    from weft.benchmark.shapes import shape_config
+    from weft.inference.engine import Engine
+
+    engine = Engine(config, model.checkpoint)
     notes = "; ".join(filter(None, (_NOTE, options.engine)))
     base = model.row("prefill", case="", seed=options.seed, notes=notes).by("weft", __version__)
-    for length in lengths:
+    for length in numbers("prompts", options.prompts):
         prompts = max(1, options.tokens // length)
         case = f"{model.name}: {prompts} prompts of {length:,} tokens, steps of {options.budget:,}"
         alone = PromptsAlone(engine, length=length, prompts=prompts, repetitions=options.repetitions, seed=options.seed)

@@ -3,7 +3,7 @@
 Tokens are made up; a step is `schedule` and `update`. Every running request decodes, one token a step.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from time import perf_counter
@@ -119,7 +119,7 @@ class Office:
         )
 
 
-def run(options: SchedulerOptions, progress: Progress) -> list[Row]:
+def run(options: SchedulerOptions, progress: Progress) -> Iterator[Row]:
     """Plain steps, then steps with a change, on all pools by turns, so that a slow moment of the machine meets each."""
     advance = progress("pools", len(options.pool_sizes))
     offices = {}
@@ -150,7 +150,7 @@ def run(options: SchedulerOptions, progress: Progress) -> list[Row]:
     steps = [row.value for row in rows if row.metric == "decode step, median"]
     ratio = max(steps) / min(steps)
     flat = replace(row, case="all pools").of("slowest decode step over fastest", [ratio], "x", target=_FLAT)
-    return [*rows, flat, *_lookup(options)]
+    yield from (*rows, flat, *_lookup(options))
 
 
 def _by_turns(

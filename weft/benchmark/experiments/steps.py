@@ -3,7 +3,7 @@
 Host time is what `Engine.step` takes without its waits for the GPU.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,8 @@ from weft.errors import ConfigError
 
 if TYPE_CHECKING:
     from weft.benchmark.decode_steps import DecodeTimes
+    from weft.benchmark.served_model import ServedModel
+    from weft.config import EngineConfig
     from weft.inference.engine import Engine
 
 GREEDY = "greedy"
@@ -69,39 +71,54 @@ class StepsOptions:
 
 
 def run(options: StepsOptions, progress: Progress) -> Iterator[Row]:
-    """One engine a shape, for its largest batch and context."""
-    from weft.benchmark.readiness import release_memory
-    from weft.benchmark.shapes import shape_config
+    """One engine a shape, for its largest batch and context.
 
-    shapes = options.shape.split(",")
-    for shape in shapes:
-        shape_config(shape)  # a wrong name is told before the first is measured
-    for shape in shapes:
-        yield from _shape_rows(shape, options, progress)
+    Raises: ConfigError at once for a shape or an engine that cannot be; nothing is measured then.
+    """
+    from weft.benchmark.served_model import open_shapes
+
+    models = open_shapes(options.shape, dtype=options.dtype, device=options.device, seed=options.seed)
+    return _rows([(model, _config(model, options)) for model in models], options, progress)
+
+
+def _rows(
+    engines: "Sequence[tuple[ServedModel, EngineConfig]]", options: StepsOptions, progress: Progress
+) -> Iterator[Row]:
+    from weft.benchmark.readiness import release_memory
+
+    for model, config in engines:
+        yield from _shape_rows(model, config, options, progress)
         release_memory()
 
 
-def _shape_rows(shape: str, options: StepsOptions, progress: Progress) -> Iterator[Row]:
-    from weft import __version__
+def _config(model: "ServedModel", options: StepsOptions) -> "EngineConfig":
     from weft.benchmark.decode_steps import SteadyDecode
-    from weft.benchmark.served_model import open_model
-    from weft.config import EngineConfig
-    from weft.inference.engine import Engine
 
     batches, contexts = numbers("batch", options.batch), numbers("context", options.context)
-    model = open_model(model=shape, shape=shape, dtype=options.dtype, device=options.device, seed=options.seed)
     extent = {"steps": options.steps, "repetitions": options.repetitions}
+    longest = max(SteadyDecode.room(c, batch=b, **extent) for b in batches for c in contexts)
     implied = {
-        "model": shape,
-        "dtype": model.dtype_name,
-        "device": str(model.device),
-        "max_model_len": max(SteadyDecode.room(c, batch=b, **extent) for b in batches for c in contexts),
+        "max_model_len": longest,
         "max_num_seqs": max(batches),
         "max_num_batched_tokens": max(2048, *batches),
         "enable_prefix_caching": False,
         "policy": "prefill_first",  # all prompts first: the contexts stay alike
     }
-    engine = Engine(EngineConfig.of(**(implied | parse_engine_options(options.engine))), model.checkpoint)
+    config = model.engine_config(implied | parse_engine_options(options.engine))
+    model.check(config, longest=longest)
+    return config
+
+
+def _shape_rows(
+    model: "ServedModel", config: "EngineConfig", options: StepsOptions, progress: Progress
+) -> Iterator[Row]:
+    from weft import __version__
+    from weft.inference.engine import Engine
+
+    shape = model.name
+    batches, contexts = numbers("batch", options.batch), numbers("context", options.context)
+    extent = {"steps": options.steps, "repetitions": options.repetitions}
+    engine = Engine(config, model.checkpoint)
     notes = "; ".join(filter(None, (_NOTE, options.engine)))
     base = model.row("steps", case="", seed=options.seed, notes=notes).by("weft", __version__)
     for context in contexts:

@@ -4,7 +4,7 @@ The tokens are those of a text in many scripts, one a step as an engine gives th
 on how much of it there is, so that its last tokens are measured beside its first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -50,12 +50,17 @@ class TextOptions:
         positive("TextOptions", tokens=self.tokens, repetitions=self.repetitions)
 
 
-def run(options: TextOptions, progress: Progress) -> list[Row]:
+def run(options: TextOptions, progress: Progress) -> Iterator[Row]:
+    """Raises: CheckpointError and its kinds at once for what has no tokenizer."""
     from weft.models.checkpoint.source import open_checkpoint
     from weft.tokenizer.hub import HubTokenizer
 
     location = open_checkpoint(options.model).tokenizer
     tokenizer = HubTokenizer(location.folder, location.gguf_file)
+    return _rows(tokenizer, options, progress)
+
+
+def _rows(tokenizer: "HubTokenizer", options: TextOptions, progress: Progress) -> Iterator[Row]:
     row = Row(
         experiment="text",
         system=f"weft, {tokenizer.pieces.decoding}",
@@ -65,7 +70,6 @@ def run(options: TextOptions, progress: Progress) -> list[Row]:
     )
     tokens = _tokens(tokenizer, options.tokens)
     advance = progress("answers", len(_CASES) * 2 * options.repetitions)
-    rows = []
     for streams in (False, True):
         for name, params in _CASES.items():
             parts = []
@@ -75,12 +79,11 @@ def run(options: TextOptions, progress: Progress) -> list[Row]:
             case = f"{name}, {'streamed' if streams else 'whole'}, {options.tokens:,} tokens"
             each = [sum(seconds) / len(seconds) * 1e6 for seconds in parts]
             timed = Row(**(vars(row) | {"case": case}))
-            rows.append(timed.of("a token", each, "µs", target=_TARGET))
+            yield timed.of("a token", each, "µs", target=_TARGET)
             if len(tokens) >= 8 and params.detokenize:
                 quarter = len(tokens) // 4
                 ratios = [sum(seconds[-quarter:]) / sum(seconds[:quarter]) for seconds in parts]
-                rows.append(timed.of("last quarter over first", ratios, "x", target=_FLAT))
-    return rows
+                yield timed.of("last quarter over first", ratios, "x", target=_FLAT)
 
 
 def _tokens(tokenizer: "HubTokenizer", count: int) -> list[int]:

@@ -1,6 +1,6 @@
 """weft's own engine, driven step by step as any caller may drive it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -33,16 +33,23 @@ class WeftSystem:
         **engine_options: Any,
     ) -> None:
         self._closed_loop = closed_loop
+        self.engine = Engine(self.config(model, workload, engine_options), model.checkpoint, observe=observe)
+
+    @staticmethod
+    def config(model: ServedModel, workload: Workload, engine_options: Mapping[str, Any]) -> EngineConfig:
+        """Of the engine that this would be. Raises: ConfigError."""
         options: dict[str, Any] = {
-            "model": model.name,
-            "dtype": model.dtype_name,
-            "device": str(model.device),
             "max_model_len": workload.max_num_tokens,
             "max_num_seqs": workload.in_flight,
             "max_num_batched_tokens": max(2048, workload.in_flight),
             "enable_prefix_caching": False,  # a repetition would find what the run before computed
         }
-        self.engine = Engine(EngineConfig.of(**(options | engine_options)), model.checkpoint, observe=observe)
+        return model.engine_config(options | dict(engine_options))
+
+    @classmethod
+    def check(cls, model: ServedModel, workload: Workload, engine_options: Mapping[str, Any]) -> None:
+        """Raise what building it would, as far as that shows without reading weights."""
+        model.check(cls.config(model, workload, engine_options), longest=workload.max_num_tokens)
 
     def run(self, workload: Workload, advance: Callable[[], None]) -> Outcome:
         jobs = workload.jobs
