@@ -1,13 +1,13 @@
 """`weft bench changes FILE`: what has shifted for good in the rows of many nights, as Markdown; no torch."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
-from weft.benchmark.json_lines import read_lines
+from weft.benchmark.json_lines import is_finite, read_lines, reason_against_texts
+from weft.benchmark.one_line import one_line
 from weft.config import writable
-from weft.errors import ConfigError
+from weft.errors import ConfigError, shown
 
 _EXIT = "exit status: 0 nothing has shifted, 1 something has since the last look, 2 an error"
 
@@ -25,16 +25,16 @@ def add_changes(commands: Any) -> None:
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="rows as `--json FILE` appends them")
     parser.add_argument(
-        "--looks", type=Path, metavar="FILE", help="how far this has been looked at: read, and written when all is told"
+        "--looks", type=Path, metavar="FILE", help="what has been told: read, and written when all is told"
     )
     parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from weft.benchmark.history import UNSEEN, news, series
+    from weft.benchmark.history import news, series
     from weft.benchmark.looks import read_looks, write_looks
 
-    file = arguments.looks
+    file = _behind_links(arguments.looks)
     writable("--looks", file)
     if file is not None and file.exists() and not file.is_file():
         raise ConfigError(f"--looks {file} is no file that could be replaced")
@@ -42,11 +42,12 @@ def _run(arguments: argparse.Namespace) -> int:
     cases = series(_rows(arguments.file))
     num_shifted = 0
     for case, nights in cases.items():
-        dates, values = zip(*nights, strict=True)
-        shifts, looks[case] = news(values, looks.get(case, UNSEEN))
+        shifts, look = news(nights, looks.pop(case, None))
+        if look is not None:
+            looks[case] = look
         for shift in shifts:
-            name = ", ".join(filter(None, case))
-            print(f"- {name}: {shift} since {dates[shift.first]}, seen on {dates[shift.shown]}")
+            name = one_line(", ".join(filter(None, case)))
+            print(f"- {name}: {shift} since {nights[shift.first].date}, seen on {nights[shift.shown].date}")
         num_shifted += bool(shifts)
     longest = max(map(len, cases.values()), default=0)
     print(f"{num_shifted} of {len(cases)} ratios have shifted; {longest} nights at most", flush=True)
@@ -56,14 +57,28 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
-    return read_lines(file, _is_row, what="row", hint="a file that `--json FILE` has written")
+    hint = "a file that `--json FILE` has written"
+    return read_lines(file, _reason_against, what="row", hint=hint, may_be_torn=True)
 
 
-def _is_row(record: Any) -> bool:
-    from weft.benchmark.history import Case
+def _reason_against(record: Any) -> str | None:
+    from weft.benchmark.history import Case, instant
 
-    texts = (*Case._fields, "unit", "date")
-    if not isinstance(record, dict) or not all(isinstance(record.get(name), str) for name in texts):
-        return False
-    value = record.get("value")
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    reason = reason_against_texts(record, (*Case._fields, "unit", "date"))
+    if reason is not None:
+        return reason
+    if not is_finite(record.get("value")):
+        return f"value must be a finite number, got {shown(record.get('value'))}"
+    try:
+        instant(record["date"])
+    except ValueError:
+        return f"date must be one of ISO 8601, got {shown(record['date'])}"
+    return None
+
+
+def _behind_links(file: Path | None) -> Path | None:
+    """Where it leads to: what stands in its place would be no link any more."""
+    try:
+        return file and file.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a name that no file has
+        raise ConfigError(f"--looks {shown(str(file))} leads nowhere: {error}") from error

@@ -7,9 +7,9 @@ distribution over shuffled nights, as Pettitt does for one statistic of that kin
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from fractions import Fraction
 from functools import cache
-from itertools import groupby
-from operator import itemgetter
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ ERRORS = 0.0005  # how often one look at nights of one kind finds a shift all th
 LEAST = 0.02  # of the value, as the threshold of `weft bench ab`: no more is not told, however sure
 
 _UNITS = ("x", "%")  # of what stands in a ratio already; seconds of one night are not held against those of another
+_MOST_TOLD = 1000  # times the value: a larger part says less than the two values beside it
 _SHUFFLES = 40_000
 _SEED = 0  # of the shuffles: the same nights, the same verdict
 
@@ -37,20 +38,26 @@ class Shift:
     shown: int
 
     def __str__(self) -> str:
-        part = f" ({(self.after - self.before) / abs(self.before):+.1%})" if self.before else ""
-        return f"{self.before:.4g} -> {self.after:.4g}{part}"
+        part = (Fraction(self.after) - Fraction(self.before)) / abs(Fraction(self.before)) if self.before else None
+        told = "" if part is None or abs(part) > _MOST_TOLD else f" ({float(part):+.1%})"
+        return f"{self.before:.4g} -> {self.after:.4g}{told}"
+
+
+class Night(NamedTuple):
+    """A value, and when it was measured, as ISO 8601 writes it."""
+
+    date: str
+    value: float
 
 
 class Look(NamedTuple):
-    """What a look at one case leaves to the next.   rows: how many have been seen.   since: place of the first one of
-    this level, which is where the last shift that was told begins.
+    """What a look at one case leaves to the next, the last shift told: as nights, since merged rows move places.
+
+    since: its first night, with which the present level begins.   shown: the one with which it was seen.
     """
 
-    rows: int
-    since: int
-
-
-UNSEEN = Look(rows=0, since=0)
+    since: Night
+    shown: Night
 
 
 class Case(NamedTuple):
@@ -65,32 +72,55 @@ class Case(NamedTuple):
     metric: str
 
 
-def series(records: Iterable[Mapping[str, Any]]) -> dict[Case, list[tuple[str, float]]]:
-    """Dates and values by what was measured, in the order of dates. records: lines of a `--json` file; others than
-    ratios are passed over.
+def instant(date: str) -> datetime:
+    """Of a date of ISO 8601, without an offset in UTC. Raises: ValueError for another text."""
+    when = datetime.fromisoformat(date)
+    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+
+
+def series(records: Iterable[Mapping[str, Any]]) -> dict[Case, list[Night]]:
+    """Nights by what was measured, in the order of their dates. records: lines of a `--json` file; others than ratios
+    are passed over, and one that stands there twice, where files were merged, is one.
     """
-    ratios = [record for record in records if record["unit"] in _UNITS]
-    keyed = [(Case(*(record[name] for name in Case._fields)), record["date"], record["value"]) for record in ratios]
-    keyed.sort(key=itemgetter(0, 1))
-    return {case: [(date, value) for _, date, value in nights] for case, nights in groupby(keyed, key=itemgetter(0))}
+    found: dict[Case, dict[Night, None]] = {}
+    for record in records:
+        if record["unit"] in _UNITS:
+            nights = found.setdefault(Case(*(record[name] for name in Case._fields)), {})
+            nights[Night(record["date"], float(record["value"]))] = None
+    # Of one moment the smaller value first, so that the order of rows in their files says nothing.
+    return {case: sorted(found[case], key=lambda night: (instant(night.date), night.value)) for case in sorted(found)}
 
 
-def news(values: Sequence[float], look: Look = UNSEEN) -> tuple[list[Shift], Look]:
-    """The shifts that have come to be seen since that look, and what is left to the next.
+def news(nights: Sequence[Night], look: Look | None = None) -> tuple[list[Shift], Look | None]:
+    """The shifts that can be seen and have not been told, and what is left to the next look; None: none was told ever.
 
-    Every value is looked at as if it were the last, so that it makes no difference how many came at once. What lies
-    before a shift that has been told is not looked at again: it would be told twice, and hide the next.
-    Fewer values than have been seen are other values, and looked at anew.
+    What lies before a shift that has been told is not looked at again: it would be told twice, and hide the next.
+    Nights without those of the last look are another history, and looked at anew.
     """
-    if len(values) < look.rows:
-        look = UNSEEN
-    shifts, since = [], look.since
-    for rows in range(look.rows + 1, len(values) + 1):
+    since = seen = 0
+    if look is not None and look.since in nights and look.shown in nights:
+        since, seen = nights.index(look.since), nights.index(look.shown) + 1
+    else:
+        look = None
+    shifts = shifts_in([night.value for night in nights], since=since, seen=seen)
+    if shifts:
+        look = Look(since=nights[shifts[-1].first], shown=nights[shifts[-1].shown])
+    return shifts, look
+
+
+def shifts_in(values: Sequence[float], *, since: int = 0, seen: int = 0) -> list[Shift]:
+    """Every shift, each with the value with which it is first seen. since: place of the first value that counts.
+    seen: how many have been looked at.
+
+    Every value is looked at as if it were the last, so that it makes no difference how many came at once.
+    """
+    shifts = []
+    for rows in range(seen + 1, len(values) + 1):
         shift = shift_of(values[:rows], since)
         if shift is not None:
             shifts.append(shift)
             since = shift.first
-    return shifts, Look(rows=len(values), since=since)
+    return shifts
 
 
 def shift_of(values: Sequence[float], since: int = 0) -> Shift | None:
@@ -106,10 +136,10 @@ def shift_of(values: Sequence[float], since: int = 0) -> Shift | None:
     if statistics[cut] <= _critical(len(last)):
         return None
     first = LASTING + cut
-    before, after = float(median(last[:first])), float(median(last[first:]))
-    if abs(after - before) <= LEAST * abs(before):
+    before, after = (median(map(Fraction, part)) for part in (last[:first], last[first:]))  # of what no float overflows
+    if abs(after - before) <= Fraction(LEAST) * abs(before):
         return None
-    return Shift(before=before, after=after, first=begin + first, shown=len(values) - 1)
+    return Shift(before=float(before), after=float(after), first=begin + first, shown=len(values) - 1)
 
 
 def _ranks(values: Any) -> Any:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.benchmark.history import news
+from weft.benchmark.history import shifts_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,5 +32,4 @@ def told(nights: Nights, *, shift: float, histories: int, seed: int) -> Iterator
         logs = random.normal(0, nights.noise, nights.nights) + random.normal(0, nights.wander, nights.nights).cumsum()
         logs += np.where(random.random(nights.nights) < nights.wild, np.log1p(nights.by), 0.0)
         logs[middle:] += np.log1p(-shift)
-        shifts, _ = news(np.exp(logs).tolist())
-        yield [shift.shown + 1 - middle for shift in shifts]
+        yield [shift.shown + 1 - middle for shift in shifts_in(np.exp(logs).tolist())]

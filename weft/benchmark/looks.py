@@ -1,35 +1,68 @@
-"""How far each history has been looked at, kept from one look to the next in a file; not what a look finds."""
+"""What was told of each history, kept from one look to the next in a file; not what a look finds."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from shutil import copymode
 from typing import Any
+from uuid import uuid4
 
-from weft.benchmark.history import Case, Look
-from weft.benchmark.json_lines import read_lines
+from weft.benchmark.history import Case, Look, Night, instant
+from weft.benchmark.json_lines import is_finite, read_lines, reason_against_texts
+from weft.errors import shown
 
 
 def read_looks(file: Path) -> dict[Case, Look]:
-    """Of every case the last look; none where there is no file yet. Raises: ConfigError for a file of another kind."""
+    """The last look of every case of which something was told; none where there is no file yet.
+
+    Raises: ConfigError for a file of another kind.
+    """
     if not file.exists():
         return {}
-    records = read_lines(file, _is_look, what="look", hint="a file that `--looks FILE` has written, or a new one")
+    records = read_lines(
+        file, _reason_against, what="look", hint="a file that `--looks FILE` has written, or a new one"
+    )
     return {
-        Case(*(record[name] for name in Case._fields)): Look(*(record[name] for name in Look._fields))
+        Case(*(record[name] for name in Case._fields)): Look(*(_night(*record[name]) for name in Look._fields))
         for record in records
     }
 
 
 def write_looks(looks: Mapping[Case, Look], file: Path) -> None:
-    """Put these in place of what is in the file, whole or not at all."""
+    """Put these in place of what is in the file, whole or not at all. file: itself, and no link to it."""
     lines = [json.dumps(case._asdict() | look._asdict()) + "\n" for case, look in looks.items()]
-    beside = file.with_name(f"{file.name}.new")
-    beside.write_text("".join(lines), encoding="utf-8")
-    beside.replace(file)
+    beside = file.with_name(f"{file.name}.{uuid4().hex}")  # a name that nobody else's file has
+    try:
+        with beside.open("x", encoding="utf-8") as new:
+            new.write("".join(lines))
+        if file.exists():
+            copymode(file, beside)
+        beside.replace(file)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
-def _is_look(record: Any) -> bool:
-    if not isinstance(record, dict) or not all(isinstance(record.get(name), str) for name in Case._fields):
+def _night(date: str, value: float) -> Night:
+    return Night(date, float(value))
+
+
+def _reason_against(record: Any) -> str | None:
+    reason = reason_against_texts(record, Case._fields)
+    if reason is not None:
+        return reason
+    for name in Look._fields:
+        if not _is_night(record.get(name)):
+            return f"{name} must be a date and a value, got {shown(record.get(name))}"
+    if instant(record["since"][0]) > instant(record["shown"][0]):
+        return f"since={record['since'][0]!r} is after shown={record['shown'][0]!r}"
+    return None
+
+
+def _is_night(night: Any) -> bool:
+    if not isinstance(night, list) or len(night) != len(Night._fields) or not is_finite(night[1]):
         return False
-    rows, since = record.get("rows"), record.get("since")
-    return type(rows) is type(since) is int and 0 <= since <= rows
+    try:
+        instant(night[0])
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from weft.benchmark.one_line import one_line
 from weft.benchmark.provenance import Provenance
 from weft.benchmark.row import Row
 
@@ -15,12 +16,12 @@ _STYLES = {"met": "green", "missed": "yellow", "": None}
 def show_table(title: str, rows: Sequence[Row], provenance: Provenance, console: Console) -> None:
     """A table a case, a line a row; each note once below, and what it was measured on."""
     for case in dict.fromkeys(row.case for row in rows):
-        console.print(Text(f"{title}: {case}"), soft_wrap=True)
+        console.print(Text(one_line(f"{title}: {case}")), soft_wrap=True)
         console.print(_table([row for row in rows if row.case == case]))
     for note in dict.fromkeys(row.notes for row in rows if row.notes):
-        console.print(Text(f"note: {note}"), soft_wrap=True)
+        console.print(Text(one_line(f"note: {note}")), soft_wrap=True)
     for line in _provenance_lines(rows, provenance):
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(one_line(line)), soft_wrap=True)
 
 
 def _table(rows: Sequence[Row]) -> Table:
@@ -34,10 +35,10 @@ def _table(rows: Sequence[Row]) -> Table:
         if row.system != before:
             table.add_section()
         table.add_row(
-            Text(row.system),
-            Text(row.metric),
+            Text(one_line(row.system)),
+            Text(one_line(row.metric)),
             format_value(row.value),
-            Text(row.unit),
+            Text(one_line(row.unit)),
             "" if row.spread is None else f"{row.spread:.1%}",
             "" if row.target is None else str(row.target),
             row.verdict,

@@ -1,6 +1,7 @@
 """The watch over nights: quiet on noise and wild nights, sure of what has shifted for good, and it tells that once."""
 
 from collections.abc import Sequence
+from datetime import date, timedelta
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,18 @@ import pytest
 
 from tests.unit.benchmark.test_experiments import run
 from weft.benchmark.experiments.nights import NightsOptions
-from weft.benchmark.history import ERRORS, LASTING, UNSEEN, WINDOW, Look, Shift, news, series, shift_of
+from weft.benchmark.history import (
+    ERRORS,
+    LASTING,
+    WINDOW,
+    Look,
+    Night,
+    Shift,
+    instant,
+    news,
+    series,
+    shift_of,
+)
 from weft.benchmark.history_simulation import Nights, told
 from weft.errors import ConfigError
 
@@ -60,11 +72,20 @@ def test_from_0_to_anything_is_a_shift_and_between_zeros_is_none() -> None:
     assert str(shift_of([-2.0] * 20 + [-1.0] * 9)) == "-2 -> -1 (+50.0%)"
 
 
+def day(number: int) -> str:
+    return (date(2026, 1, 1) + timedelta(days=number)).isoformat()
+
+
+def dated(values: Sequence[float], first: int = 0) -> list[Night]:
+    return [Night(day(first + place), value) for place, value in enumerate(values)]
+
+
 def looked_at(values: Sequence[float], looks: Sequence[int]) -> list[Shift]:
     """All that is told by looks at so many of the values."""
-    told, look = [], UNSEEN
+    told: list[Shift] = []
+    look: Look | None = None
     for rows in looks:
-        shifts, look = news(values[:rows], look)
+        shifts, look = news(dated(values)[:rows], look)
         told += shifts
     return told
 
@@ -95,19 +116,76 @@ def test_whatever_looks_are_missed_the_same_is_told(seed: int) -> None:
 
 def test_a_case_without_new_rows_tells_nothing() -> None:
     for rows in range(40, 80):
-        _, look = news([*BEFORE, *AFTER][:rows])
-        assert news([*BEFORE, *AFTER][:rows], look) == ([], look)
+        _, look = news(dated([*BEFORE, *AFTER])[:rows])
+        assert news(dated([*BEFORE, *AFTER])[:rows], look) == ([], look)
 
 
 def test_a_row_that_comes_late_and_belongs_before_is_looked_at_with_the_others() -> None:
     values = [*BEFORE, *AFTER][: looked_at([*BEFORE, *AFTER], [80])[0].shown + 1]
-    told, look = news([*values[:42], *values[43:]])
+    whole = dated(values)
+    told, look = news([*whole[:42], *whole[43:]])
     assert told == []
-    assert [shift.shown for shift in news(values, look)[0]] == [len(values) - 1]
+    assert [shift.shown for shift in news(whole, look)[0]] == [len(values) - 1]
 
 
-def test_fewer_rows_than_were_seen_are_other_rows() -> None:
-    assert looked_at([*BEFORE, *AFTER[:20]], [60]) == news([*BEFORE, *AFTER[:20]], Look(rows=61, since=55))[0]
+TWICE = [*BEFORE, *AFTER, *nights(40, seed=2)]
+
+
+@pytest.mark.parametrize("earlier", [1, 12, 40])
+@pytest.mark.parametrize("first", [-40, 3])
+def test_rows_merged_in_from_earlier_nights_are_neither_told_again_nor_hide_the_next(earlier: int, first: int) -> None:
+    history = dated(TWICE)
+    told, look = news(history[:80])
+    assert len(told) == 1
+    merged = series(
+        row(f"{night.date}{hour}", night.value)
+        for hour, more in (("", history), ("T12:00:00", dated(nights(earlier, seed=7), first)))
+        for night in more
+    )
+    (together,) = merged.values()
+    again, look = news(together[: 80 + earlier], look)
+    assert again == []
+    (second,) = news(together, look)[0]
+    assert together[second.shown] == history[looked_at(TWICE, [120])[1].shown]
+
+
+def test_rows_merged_in_after_the_last_shift_are_looked_at() -> None:
+    """A machine was away: its nights of the other level come when those of today have been looked at."""
+    now, away = dated([*BEFORE, *AFTER]), dated(nights(20, level=3.2, seed=3), 80)
+    later = dated(nights(5, level=3.2, seed=4), 100)
+    told, look = news([*now, *later[:4]])
+    assert len(told) == 1
+    (second,) = news([*now, *away, *later[:4]], look)[0]
+    assert second.after == pytest.approx(3.2, rel=0.02)
+
+
+@pytest.mark.parametrize("other", [nights(40, seed=8), nights(60, seed=8)], ids=len)
+def test_another_history_of_the_same_case_is_looked_at_anew(other: list[float]) -> None:
+    """With as many rows as the one before, or with more."""
+    _, look = news(dated([*BEFORE, *AFTER]))
+    another = dated([*other, *nights(80 - len(other) + 10, level=3.0, seed=9)])
+    assert news(another, look) == news(another)
+    assert len(news(another)[0]) == 1
+    assert news(dated(BEFORE), look) == ([], None)
+
+
+BIG = 1.7e308
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (BIG, BIG / 2, "1.7e+308 -> 8.5e+307 (-50.0%)"),
+        (-BIG, BIG, "-1.7e+308 -> 1.7e+308 (+200.0%)"),
+        (1e-300, BIG, "1e-300 -> 1.7e+308"),
+        (5e-324, 1.0, "4.941e-324 -> 1"),
+    ],
+)
+def test_what_is_told_of_the_largest_numbers_is_a_number(before: float, after: float, said: str) -> None:
+    """An even number of nights on each side: their median is a sum, halved."""
+    shift = shift_of([before] * 20 + [after] * 10)
+    assert str(shift) == said
+    assert shift_of([BIG] * 20 + [BIG * (1 - 1e-9)] * 10) is None, "sure and small"
 
 
 def test_the_part_of_shuffled_nights_that_seems_to_shift_is_the_error() -> None:
@@ -116,20 +194,34 @@ def test_the_part_of_shuffled_nights_that_seems_to_shift_is_the_error() -> None:
     assert found <= 4000 * ERRORS + 5  # 2 are expected
 
 
-def row(date: str, value: float, **other: Any) -> dict[str, Any]:
+def row(when: str, value: float, **other: Any) -> dict[str, Any]:
     what = {"device": "a CPU", "experiment": "offline", "case": "16 requests", "system": "weft", "metric": "over HF"}
-    return what | {"model": "llama-1b", "dtype": "bfloat16", "unit": "x", "date": date, "value": value} | other
+    return what | {"model": "llama-1b", "dtype": "bfloat16", "unit": "x", "date": when, "value": value} | other
 
 
 def test_series_are_ratios_by_device_and_case_in_the_order_of_their_dates() -> None:
-    records = [row("2", 2.0), row("1", 1.0), row("1", 7.0, device="b CPU"), row("3", 9.0, unit="s"), row("3", 3.0)]
-    assert list(series(records).values()) == [[("1", 1.0), ("2", 2.0), ("3", 3.0)], [("1", 7.0)]]
+    first, second, third = map(day, range(3))
+    records = [row(second, 2.0), row(first, 1.0), row(first, 7.0, device="b CPU")]
+    records += [row(third, 9.0, unit="s"), row(third, 3), row(first, 1.0)]
+    assert list(series(records).values()) == [[(first, 1.0), (second, 2.0), (third, 3.0)], [(first, 7.0)]]
     assert {case.device for case in series(records)} == {"a CPU", "b CPU"}
+
+
+def test_dates_are_moments_and_not_texts() -> None:
+    dates = ["2026-03-01T01:00:00+02:00", "2026-02-28T23:30:00", "2026-03-01", "2026-03-01T02:30:00+02:00"]
+    (ordered,) = series(row(when, 1.0) for when in reversed(dates)).values()
+    assert [night.date for night in ordered] == [dates[0], dates[1], dates[2], dates[3]]
+    assert instant("0001-01-01T00:00:00+14:00") < instant("9999-12-31T23:59:59-14:00")
+
+
+def test_of_one_moment_the_order_of_rows_says_nothing() -> None:
+    records = [row(day(1), value) for value in (2.0, 1.0, 3.0)]
+    assert series(records) == series(reversed(records))
 
 
 @pytest.mark.parametrize("name", ["device", "experiment", "case", "system", "model", "dtype", "metric"])
 def test_rows_of_unlike_measurements_are_not_mixed(name: str) -> None:
-    records = [row("1", 1.0), row("2", 2.0, **{name: "another"}), row("3", 3.0, commit="another")]
+    records = [row(day(1), 1.0), row(day(2), 2.0, **{name: "another"}), row(day(3), 3.0, commit="another")]
     assert sorted(map(len, series(records).values())) == [1, 2]
 
 

@@ -79,6 +79,14 @@ def test_a_table_shows_values_targets_verdicts_and_where(capsys: pytest.CaptureF
     assert out.count("note:") == 1
 
 
+def test_a_name_of_several_lines_stands_in_one(capsys: pytest.CaptureFixture[str]) -> None:
+    row = Row(experiment="e", case="a\nb", system="c\nd", notes="e\n\x1b[2Jf", model="g\nh").of("i\nj", [1.0], "k\nl")
+    show_table("a title", [row], PROVENANCE, Console(width=140))
+    out = capsys.readouterr().out
+    for name in (r"a\nb", r"c\nd", r"e\n\x1b[2Jf", r"g\nh", r"i\nj", r"k\nl"):
+        assert name in out
+
+
 def test_this_machine_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     small = calibration.calibrate(torch.device("cpu"), copied_bytes=1 << 16, width=32)
     assert set(small) == {"copy_gb_per_s", "read_gb_per_s", "gemm_gflop_per_s"}
