@@ -89,7 +89,7 @@ def writable(option: str, path: Path | None) -> None:
         if is_new or path.is_file():  # a pipe would wait for whoever reads it
             path.open("ab").close()
         if is_new:
-            path.unlink()
+            path.resolve().unlink()  # of a link what it leads to
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise

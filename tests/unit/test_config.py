@@ -240,3 +240,11 @@ def test_a_file_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
         writable("--json", path)
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
     assert old.read_text() == "kept"
+
+
+def test_a_link_to_a_file_that_is_not_there_yet_is_left_as_it_was(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("new")
+    writable("--json", link)
+    assert link.is_symlink()
+    assert not (tmp_path / "new").exists()

@@ -3,16 +3,16 @@
 The tree there is a copy without its history: the commit that stands in a row is that of the tree it was copied from.
 """
 
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
 from weft.benchmark.collection import Ending, results_file
+from weft.benchmark.json_lines import read_lines, reason_against_texts
 from weft.benchmark.provenance import commit_of_tree
 from weft.benchmark.row import append_line
-from weft.errors import RemoteError
+from weft.errors import ConfigError, RemoteError, shown
 from weft.testing.remote.interface import Runner
 from weft.testing.remote.program import follow_program
 
@@ -47,7 +47,10 @@ class RemoteDesk:
         """Add the rows of a file that came back to those of their devices; how many."""
         if not file.exists():
             return 0
-        records = [_record(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        try:
+            records = read_lines(file, _reason_against, what="row", hint="the tree there is another", may_be_torn=True)
+        except ConfigError as error:
+            raise RemoteError(f"a line that is no row: {error.message}") from error
         commit, dirty = commit_of_tree()
         for record in records:
             if record["commit"] is None:
@@ -59,14 +62,11 @@ class RemoteDesk:
         return len(records)
 
 
-def _record(line: str) -> dict[str, Any]:
-    """Raises: RemoteError for what is no row."""
-    try:
-        record = json.loads(line)
-        sound = all(isinstance(record[name], str) for name in ("experiment", "metric", "device"))
-        sound = sound and all(record[name] is None or isinstance(record[name], str) for name in ("driver", "commit"))
-    except (ValueError, KeyError, TypeError) as error:
-        raise RemoteError(f"a line that is no row: {line[:200]!r}") from error
-    if not sound:
-        raise RemoteError(f"a line that is no row: {line[:200]!r}")
-    return dict(record)
+def _reason_against(record: Any) -> str | None:
+    reason = reason_against_texts(record, ("experiment", "metric", "device"))
+    if reason is not None:
+        return reason
+    for name in ("driver", "commit"):
+        if name not in record or not isinstance(record[name], str | None):
+            return f"{name} must be a text or null, got {shown(record.get(name))}"
+    return None

@@ -92,6 +92,17 @@ def test_what_is_no_row_is_not_kept(line: str, tmp_path: Path) -> None:
     assert not (tmp_path / "here").exists()
 
 
+def test_a_row_that_was_cut_off_takes_none_with_it(tmp_path: Path) -> None:
+    """A text may hold other ends of lines than its file's."""
+    here = tmp_path / "here"
+    sound = json.dumps(ROW | {"notes": "a\u2028b"}, ensure_ascii=False) + "\n"
+    desk = RemoteDesk(there(tmp_path / "there", sound + lines(ROW)[:-9], code=1), device="auto", folder=here)
+    assert desk.measure("steps").num_rows == 1
+    assert [row["notes"] for row in map(json.loads, (here / "h200.jsonl").read_text().rstrip("\n").split("\n"))] == [
+        "a\u2028b"
+    ]
+
+
 class Broken(Told):
     """Whatever it is asked, its machine is lost."""
 
