@@ -42,17 +42,33 @@ class ServedModel:
         served: dict[str, Any] = {"model": self.name, "dtype": self.dtype_name, "device": str(self.device)}
         return EngineConfig.of(**(served | dict(options)))
 
-    def check(self, config: EngineConfig, *, longest: int) -> None:
+    def check(self, config: EngineConfig, *, longest: int, at_once: int = 1) -> None:
         """Raise ConfigError, CheckpointError or one of their kinds for an engine that cannot be, or has no room for its
-        longest request, of so many tokens with its answer. Reads no weights.
+        longest request, of so many tokens with its answer, or for so many of them. Reads no weights.
         """
         build_policy(config.scheduler)
-        check(config, self.checkpoint)
+        geometry = check(config, self.checkpoint)
         room = config.model.max_model_len or read_config(self.checkpoint).max_model_len
         if longest > room:
             raise ConfigError(
                 f"max_model_len={room} holds no request of {longest} tokens, its answer included",
                 hint="leave max_model_len out, or ask for shorter requests",
+            )
+        needed = at_once * geometry.blocks_for(longest - 1)  # the last token is never read back
+        if config.cache.num_blocks is not None and needed > geometry.num_blocks:
+            raise ConfigError(
+                f"num_blocks={geometry.num_blocks} of {geometry.block_size} tokens do not hold {at_once} requests "
+                f"of up to {longest} tokens",
+                hint=f"num_blocks={needed}, or leave it out",
+            )
+
+    def check_prompts(self, longest: int) -> None:
+        """Raise ConfigError if no prompt of so many tokens can be answered, before any is drawn."""
+        positions = read_config(self.checkpoint).max_model_len
+        if longest >= positions:
+            raise ConfigError(
+                f"prompts of {longest} tokens leave no room for an answer in the {positions} positions of {self.name}",
+                hint="shorter prompts",
             )
 
     def huggingface_model(self) -> Any:

@@ -39,6 +39,10 @@ class Lengths:
             raise ConfigError(f"the lengths {text!r} begin above their end", hint=f"{numbers[1]}:{numbers[0]}")
         return cls(low=numbers[0], high=numbers[1])
 
+    @property
+    def longest(self) -> int:
+        return max((*self.choices, self.high))
+
     def draw(self, random: Random, count: int) -> list[int]:
         """Choices are dealt a round at a time, so that no seed makes a workload of long prompts alone."""
         if not self.choices:

@@ -105,12 +105,13 @@ def _choose(config: EngineConfig, checkpoint: Checkpoint) -> _Chosen:
     )
 
 
-def check(config: EngineConfig, checkpoint: Checkpoint) -> None:
-    """What options, model and machine have against each other, found from the files' headers alone.
+def check(config: EngineConfig, checkpoint: Checkpoint) -> BlockGeometry:
+    """What options, model and machine have against each other, found from the files' headers alone; and the blocks that
+    are wanted, whether or not they fit.
 
     Raises: ConfigError, CheckpointError and their kinds, as `start` does.
     """
-    _choose(config, checkpoint)
+    return _choose(config, checkpoint).geometry
 
 
 def start(

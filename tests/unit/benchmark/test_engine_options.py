@@ -45,6 +45,7 @@ def test_every_experiment_that_takes_it_is_tried_here() -> None:
         ("max_model_len=32768", "max_model_len=32768 exceeds"),
         ("max_model_len=8", "max_model_len=8 holds no"),
         ("max_num_batched_tokens=4,max_num_seqs=8", "max_num_batched_tokens=4 is below"),
+        ("num_blocks=1,attention_backend=paged_gather", "num_blocks=1 of 16 tokens do not hold"),
         ("foo=1", "unknown argument 'foo'"),
         ("operations=plain,kernel_choice=library", "kernel_choice='library' has no effect"),
         ("attention_backend=contiguous,num_blocks=3", "num_blocks=3"),
@@ -69,6 +70,23 @@ def test_the_last_shape_is_looked_at_before_the_first_is_measured(
     for shapes in ("llama-tiny,llama-9b", "llama-tiny,"):
         assert main(["bench", name, *TAKING[name][:-1], shapes]) == 2
         assert f"unknown shape={shapes.partition(',')[2]!r}" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("untouched")
+def test_all_that_decode_at_once_need_room(capsys: pytest.CaptureFixture[str]) -> None:
+    """Or some would wait while the step of all of them is measured."""
+    assert main(["bench", "steps", *TAKING["steps"], "--engine", "num_blocks=10"]) == 2
+    assert "num_blocks=10 of 16 tokens do not hold 2 requests of up to" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.parametrize("name", ["offline", "continuous", "memory"])
+def test_prompts_that_no_model_holds_are_not_drawn(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.benchmark.workload.Lengths.draw", lambda *given: pytest.fail("drawn"))
+    assert main(["bench", name, *TINY, "--prompts", "8,99999999"]) == 2
+    assert "prompts of 99999999 tokens leave no room" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def run(options: ContinuousOptions, progress: Progress) -> Iterator[Row]:
     model = open_model(
         model=options.model, shape=options.shape, dtype=options.dtype, device=options.device, seed=options.seed
     )
+    model.check_prompts(Lengths.parse(options.prompts).longest)
     workload = skewed_workload(
         requests=options.requests,
         in_flight=options.in_flight,

@@ -131,6 +131,7 @@ def _run_mixed(options: OfflineOptions, progress: Progress) -> Iterator[Row]:
     model = open_model(
         model=options.model, shape=options.shape, dtype=options.dtype, device=options.device, seed=options.seed
     )
+    model.check_prompts(Lengths.parse(options.prompts).longest)
     workload = mixed_workload(
         requests=options.requests,
         in_flight=options.in_flight,

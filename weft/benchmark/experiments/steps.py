@@ -105,7 +105,7 @@ def _config(model: "ServedModel", options: StepsOptions) -> "EngineConfig":
         "policy": "prefill_first",  # all prompts first: the contexts stay alike
     }
     config = model.engine_config(implied | parse_engine_options(options.engine))
-    model.check(config, longest=longest)
+    model.check(config, longest=longest, at_once=max(batches))
     return config
 
 
