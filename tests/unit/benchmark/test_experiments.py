@@ -93,7 +93,7 @@ WORKLOAD = mixed_workload(
 
 
 def compared(systems: dict[str, Any], *, dtype: str = "float32") -> list[Row]:
-    outcomes = offline_experiment.measure(systems, WORKLOAD, repetitions=2, progress=show_nothing)
+    outcomes = offline_experiment.measure(systems, WORKLOAD, repetitions=2, progress=show_nothing, failures={})
     versions = {name: system.version for name, system in systems.items()}
     base = Row(experiment="offline", dtype=dtype)
     return offline_experiment.compare(outcomes, WORKLOAD, base, versions, {})
@@ -132,6 +132,29 @@ def test_a_system_that_answers_nothing_has_no_speed(fake: Any) -> None:
     assert [(row.metric, row.value) for row in rows if row.system == "hf_continuous"] == [
         ("requests equal to hf_generate", 0)
     ]
+
+
+@pytest.mark.parametrize("at", ["loading", "running"])
+def test_a_system_that_runs_out_of_memory_takes_no_rows_of_the_others(
+    at: str, fake: Any, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hungry(fake):  # type: ignore[misc]
+        def run(self, workload: Workload, advance: Any) -> Outcome:
+            raise torch.OutOfMemoryError("too much")
+
+    def opened(name: str) -> Any:
+        def open_system(*given: object) -> Any:
+            if name == "hf_generate" and at == "loading":
+                raise torch.OutOfMemoryError("too much")
+            return Hungry(1.0) if name == "hf_generate" else fake(0.25 if name == "weft" else 1.0)
+
+        return open_system
+
+    monkeypatch.setattr(offline_experiment, "find_system", opened)
+    rows = run("offline", model=tiny_model, systems="hf_generate,weft,hf_continuous")
+    assert [row.system for row in rows if row.failed] == ["hf_generate"]
+    assert [row.metric for row in rows if row.system == "hf_generate"] == ["not measured"]
+    assert by_metric(rows, "weft")["tokens/s over hf_continuous"].value == pytest.approx(4.0)
 
 
 def test_continuous_compares_policies_that_say_the_same(tiny_model: str) -> None:

@@ -5,7 +5,7 @@ between systems that said the same tokens. With `--suite` the standing workloads
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from weft.benchmark.suites import SUITES, chosen_suites
 from weft.benchmark.systems import System, check_system, find_system
 from weft.benchmark.workload import Lengths, Workload, mixed_workload, num_equal
 from weft.config import positive
-from weft.errors import ConfigError
+from weft.errors import ConfigError, WeftError
 
 if TYPE_CHECKING:
     from weft.benchmark.served_model import ServedModel
@@ -146,31 +146,60 @@ def _run_mixed(options: OfflineOptions, progress: Progress) -> Iterator[Row]:
 
 
 def _mixed_rows(model: "ServedModel", workload: Workload, options: OfflineOptions, progress: Progress) -> Iterator[Row]:
+    failures: dict[str, str] = {}
     with ExitStack() as opened:
         systems: dict[str, System] = {}
         for name in options.system_names:
-            systems[name] = find_system(name)(model, workload)
-            opened.callback(systems[name].close)
-        outcomes = measure(systems, workload, repetitions=options.repetitions, progress=progress)
+            with _alone(name, failures):
+                systems[name] = find_system(name)(model, workload)
+                opened.callback(systems[name].close)
+        outcomes = measure(systems, workload, repetitions=options.repetitions, progress=progress, failures=failures)
         versions = {name: system.version for name, system in systems.items()}
     base = model.row("offline", case=_case(options), seed=options.seed, notes=_NOTE)
     targets = _TARGETS if model.device.type == "cpu" and options.shape is None else {}
+    for name, reason in failures.items():
+        yield base.by(name, versions.get(name, "")).unmeasured(reason, failed=True)
     yield from compare(outcomes, workload, base, versions, targets)
 
 
+@contextmanager
+def _alone(name: str, failures: dict[str, str]) -> Iterator[None]:
+    """What fails in here is the end of this system, and of no other one."""
+    import logging
+
+    from torch import OutOfMemoryError
+
+    try:
+        yield
+    except (WeftError, OutOfMemoryError) as error:
+        failures[name] = str(error).split("\n", maxsplit=1)[0]
+        logging.getLogger("weft").warning("%s: not measured: %s", name, failures[name])
+
+
 def measure(
-    systems: Mapping[str, System], workload: Workload, *, repetitions: int, progress: Progress
+    systems: Mapping[str, System],
+    workload: Workload,
+    *,
+    repetitions: int,
+    progress: Progress,
+    failures: dict[str, str],
 ) -> dict[str, list[Outcome]]:
-    """The outcomes of each system; its warm-up, the same widths with short answers, is not among them."""
+    """The outcomes of each system; its warm-up, the same widths with short answers, is not among them.
+
+    failures: gets the reason of each system that fails, whose outcomes are left out.
+    """
     warm_up = workload.warm_up()
     for name, system in systems.items():
-        system.run(warm_up, progress(f"{name}, warm-up", len(warm_up.jobs)))
+        with _alone(name, failures):
+            system.run(warm_up, progress(f"{name}, warm-up", len(warm_up.jobs)))
     outcomes: dict[str, list[Outcome]] = {name: [] for name in systems}
     for repetition in range(1, repetitions + 1):
         for name, system in systems.items():
-            advance = progress(f"{name}, run {repetition} of {repetitions}", len(workload.jobs))
-            outcomes[name].append(system.run(workload, advance))
-    return outcomes
+            if name not in failures:
+                advance = progress(f"{name}, run {repetition} of {repetitions}", len(workload.jobs))
+                with _alone(name, failures):
+                    outcomes[name].append(system.run(workload, advance))
+    return {name: runs for name, runs in outcomes.items() if name not in failures}
 
 
 def compare(
