@@ -236,7 +236,18 @@ def test_rows_of_the_simulation() -> None:
     ]
 
 
-@pytest.mark.parametrize("options", [{"lower": "a"}, {"lower": "100"}, {"noise": -1.0}, {"histories": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lower": "a"},
+        {"lower": "100"},
+        {"noise": -1.0},
+        {"noise": float("nan")},
+        {"wander": float("inf")},
+        {"histories": 0},
+        {"seed": -1},
+    ],
+)
 def test_what_cannot_be_simulated_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         NightsOptions(**options)

@@ -29,8 +29,13 @@ class NightsOptions:
 
     def __post_init__(self) -> None:
         positive("NightsOptions", histories=self.histories, nights=self.nights)
-        if min(self.noise, self.wander) < 0:
-            raise ConfigError("noise and wander must be 0 per cent or more")
+        if not (0 <= self.noise <= 100 and 0 <= self.wander <= 100):
+            raise ConfigError(
+                f"noise={self.noise:g} and wander={self.wander:g} must be from 0 to 100 per cent",
+                hint="a night deviates by 2 per cent",
+            )
+        if self.seed < 0:
+            raise ConfigError(f"seed must be 0 or more, got {self.seed}")
         assert self.parts, "a list of numbers has one"
 
     @property
