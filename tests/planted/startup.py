@@ -56,8 +56,8 @@ FAULTS = (
     ),
     _startup(
         name="options are not looked at before the tokenizer is read",
-        old="    _choose(config, checkpoint)\n",
-        new="",
+        old="    return _choose(config, checkpoint).geometry\n",
+        new="    return BlockGeometry(num_blocks=1, block_size=1, shareable=True)\n",
         why="A mistyped backend is told after seconds, or behind an error of the tokenizer.",
         killers=(
             "tests/unit/test_llm.py::test_what_cannot_run_here_is_refused_before_the_tokenizer_is_read[options4-pagd_gather]",
