@@ -235,6 +235,22 @@ def test_all_kernels_take_as_many_keys_of_which_a_split_is_a_multiple(
     assert SPLIT % tiles[0].decode.block_n == 0
 
 
+def test_tiles_follow_from_heads_that_share_keys_and_from_how_many_there_are() -> None:
+    """Bits do not: what other tests compare, any of these passes."""
+
+    def decode_of(**options: Any) -> tuple[int, int, int]:
+        tile = invariant_tiles(torch.bfloat16, options.pop("head_dim", 64), **options).decode
+        return tile.block_n, tile.num_warps, tile.num_stages
+
+    assert decode_of(heads=1) == decode_of(heads=10**4) == (64, 4, 3)
+    assert decode_of(group=1, heads=MANY_HEADS - 1) == (32, 4, 3), "a warp each would not fill the chip"
+    assert decode_of(group=1, heads=MANY_HEADS) == (32, 1, 3)
+    assert decode_of(group=1, heads=1, compute_capability=89) == (64, 4, 2)
+    assert decode_of(head_dim=128) == decode_of(head_dim=128, group=1) == (64, 8, 3)
+    assert decode_of(head_dim=128, soft_cap=True) == (32, 4, 2)
+    assert decode_of(head_dim=128, soft_cap=True, compute_capability=89) == (64, 8, 2)
+
+
 LONG = (1, 2, 63, 64, 65, 127, 128, 129, 512, 1000, 4097, 8192, 8193, 16_385, 16_500)
 GPU_OPTIONS: list[dict[str, Any]] = [
     {},

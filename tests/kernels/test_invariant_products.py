@@ -5,7 +5,8 @@ whole numbers, a power of two smaller in each part of the inside: no sum of a pa
 """
 
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from weft.kernels._few_rows_tiles import (
     WIDE,
     WIDE_GATED,
     Tile,
+    block_t_of,
     part_of,
     tile_of,
 )
@@ -37,8 +39,11 @@ from weft.kernels.specialisation import SHARED_MEMORY_BYTES
 SPLITS, INNER = 3, 560  # parts of 256, 256 and 48 columns; in steps of 64 and not 128 they would be of 192
 TILES = tuple(tile for tile in dict.fromkeys((*MANY, WIDE, MODEST, *CANDIDATES[2])) if tile.block_k <= 128)
 
-# The longest has room for 32 rows of x, and is taken of no more.
-OTHERS = (*TILES, LONG, NARROW, FEWEST, replace(FEWEST_LONG, block_t=32), SOME, SOME_GATED, SOME_LOW)
+# The longest has room for 32 rows of x, as the widest has with a gate, and they are taken of no more.
+OTHERS = (
+    *(*TILES, LONG, NARROW, FEWEST, SOME, SOME_GATED, SOME_LOW),
+    *(replace(tile, block_t=32) for tile in (FEWEST_LONG, WIDE_GATED)),
+)
 
 
 def factors(count: int, outer: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -137,8 +142,48 @@ def test_few_rows_take_tiles_by_how_much_a_program_reads() -> None:
         assert tile_of(count, 14_336, 4096, 2, doubled=True) == gated
         assert tile_of(count, 8192, 2048, 2, doubled=True) == less_gated
         assert tile_of(count, 1024, 1024, 2, planes=2) == low
-        assert tile_of(count, 3072, 2048, 2, compute_capability=80) == MODEST
+        assert tile_of(count, 3072, 2048, 2, compute_capability=100) == plain
+        for gpu in (0, 80, 89):
+            assert tile_of(count, 3072, 2048, 2, compute_capability=gpu) == MODEST
     assert tile_of(1, 1024, 1000, 2, planes=3) == usual  # the parts of another would be others
+    # A program sums the parts of its tile itself: they are no programs more.
+    assert tile_of(80, 2048, 8192, 2, planes=4, doubled=True) == SOME_LOW
+
+
+def test_no_number_of_rows_takes_other_parts_or_more_memory_than_there_is() -> None:
+    """Of every kind of matrix that a choice tells apart, as wide as a tile and a little wider."""
+    fits = SHARED_MEMORY_BYTES[90] - 8 * 1024  # of results, which take what rows and weights leave
+    widths = (64, 1000, 2048, 3072, 4096, 11_265, 16_384, 128_256)
+    inners = (8, 64, 576, 1000, 1152, 2048, 4096, 5000, 8192, 14_336)
+    for width, inner, planes, doubled in product(widths, inners, (1, 2, 3, 4, 8), (False, True)):
+        tiles = {count: tile_of(count, width, inner, 2, planes=planes, doubled=doubled) for count in range(1, 131)}
+        parts = {part_of(inner, planes, tile.block_k) for tile in tiles.values()}
+        assert parts == {part_of(inner, planes, MODEST.block_k)}, (width, inner, planes, doubled)
+        for count, tile in tiles.items():
+            rows = (2 if doubled and planes == 1 else 1) * tile.block_n + (tile.block_t or block_t_of(count))
+            assert rows * tile.block_k * tile.num_stages * 2 <= fits, (count, width, inner, planes, doubled)
+
+
+@pytest.mark.parametrize(
+    ("options", "planes", "doubled"),
+    [({}, 1, False), ({"splits": 2}, 2, False), ({"splits": 2, "summed": True}, 2, True), ({"swiglu": True}, 1, True)],
+    ids=str,
+)
+def test_a_tile_is_chosen_for_what_is_launched(
+    options: dict[str, Any], planes: int, doubled: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the matrices that the interpreter has the time for, all tiles are as right."""
+    asked: list[tuple[Any, ...]] = []
+
+    def noted(*given: Any, **named: Any) -> Tile:
+        asked.append((*given, named))
+        return MODEST
+
+    monkeypatch.setattr("weft.kernels.few_rows_gemm.tile_of", noted)
+    monkeypatch.setattr("weft.kernels.few_rows_gemm.capability", lambda _device: 89)
+    few_rows_gemm(*factors(3, 16, device), **options)
+    width = 8 if "swiglu" in options else 16
+    assert asked == [(3, width, INNER, 2, {"planes": planes, "doubled": doubled, "compute_capability": 89})]
 
 
 def test_many_rows_take_the_largest_tile_that_keeps_most_multiprocessors_busy() -> None:
@@ -190,3 +235,15 @@ def test_real_matrices(outer: int, inner: int, device: torch.device) -> None:
             assert torch.equal(few_rows_gemm(some, weight, splits=splits, summed=True)[0], whole[-count:]), count
             assert torch.equal(few_rows_gemm(some, weight, swiglu=True), gated[-count:]), count
     assert not torch.equal(whole, few_rows_gemm(x, weight, splits=2, summed=True)[0])  # 4 against 2 planes
+
+
+@pytest.mark.gpu
+def test_real_gates_and_heads(device: torch.device) -> None:
+    """Matrices of so many rows that few rows of x take the widest tiles."""
+    x = torch.randn(130, 1024, device=device).bfloat16()
+    weight = (torch.randn(28_672, 1024, device=device) / 32).bfloat16()
+    gated, plain = few_rows_gemm(x, weight, swiglu=True), few_rows_gemm(x, weight)
+    for count in (1, 16, 17, 32, 33, 64, 65, 96):
+        some = x[-count:].contiguous()
+        assert torch.equal(few_rows_gemm(some, weight, swiglu=True), gated[-count:]), count
+        assert torch.equal(few_rows_gemm(some, weight), plain[-count:]), count

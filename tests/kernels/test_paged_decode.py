@@ -172,6 +172,24 @@ def test_programs_follow_from_shapes() -> None:
     assert programs_of(8, 1, 512) == 1
 
 
+def test_a_launch_counts_the_heads_of_all_requests_and_the_warps_of_its_tile(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head alone gets what keeps a GPU busy; whether there is more to lend follows from what can run at once."""
+    asked: list[tuple[int, ...]] = []
+    for name, answer in (("usual_programs", 12), ("lends", False)):
+
+        def noted(*given: int, answer: int = answer) -> int:
+            asked.append(given)
+            return answer
+
+        monkeypatch.setattr(paged_decode, name, noted)
+    step = make_step((5, 97, 33), (1,) * 3, heads=(40, 2), device=device)  # 20 that share keys are two tiles of 16
+    check(step, split=32, tile=paged_decode.Tile(block_n=16, num_warps=1, num_stages=2))
+    parts = 5  # of a table with room for nine blocks of 16
+    assert asked == [(2 * 2 * 3, 1), (parts, 3, 9 * 16, 16)]
+
+
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # of the fault at the end, which reads what nobody wrote
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is what tells every address")
 @pytest.mark.parametrize("programs", [1, 10**6])

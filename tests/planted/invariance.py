@@ -20,6 +20,9 @@ _backing = partial(Fault, file="weft/inference/backing.py", tier="tests/unit")
 _choice = partial(Fault, file="weft/layers/kernel_choice.py", tier="tests/unit")
 _kernels = partial(Fault, file="weft/attention/paged_triton.py", tier="tests/unit")
 _packed = partial(Fault, file="weft/attention/packed.py", tier="tests/unit")
+_fused = partial(Fault, file="weft/layers/fused.py", tier="tests/unit")
+_TILES_ASKED = f"{_BACKENDS}::test_tiles_of_fixed_order_follow_from_the_layer_the_step_and_the_gpu"
+_KERNELS_BACKED = f"{_BUILDING}::test_batch_invariance_reaches_the_products_and_the_attention_of_kernels"
 
 FAULTS = (
     _operations(
@@ -146,6 +149,38 @@ FAULTS = (
         tier="tests/unit",
         killers=(f"{_BUILDING}::test_attention_is_looked_at_before_anyone_is_served[paged_gather]",),
     ),
+    _backing(
+        name="products of kernels keep the order they had",
+        old="operations=partial(FusedOperations, choose=batch_invariant),",
+        new="operations=partial(FusedOperations),",
+        why="On a GPU the switch reaches attention alone.",
+        killers=(_KERNELS_BACKED,),
+    ),
+    _backing(
+        name="attention of kernels keeps the order it had",
+        old="            is_plain=False,\n            batch_invariant=True,\n",
+        new="            is_plain=False,\n",
+        why="On a GPU the switch reaches the products alone.",
+        killers=(_KERNELS_BACKED,),
+    ),
+    _fused(
+        name="each part of a sum gets the bias",
+        old="splits=choice.planes, summed=choice.summed)",
+        new="splits=choice.planes)",
+        why="Only matrices of more than a thousand columns have parts, and few of those a bias.",
+        killers=(
+            "tests/unit/layers/test_fused.py::test_a_sum_in_parts_has_one_bias_and_planes_for_few_rows_alone[2-True-1]",
+        ),
+    ),
+    _fused(
+        name="a gate of few rows forgets its biases",
+        old='        elif choice.product == "few_rows" and mlp.gate_up.bias is not None:\n',
+        new="        elif False:\n",
+        why="The same in any company: only the plain order shows it.",
+        killers=(
+            "tests/unit/layers/test_fused.py::test_every_kernel_computes_the_plain_block[batch-invariant-[0]-True]",
+        ),
+    ),
     _choice(
         name="a sum is cut by the batch",
         old="summed=few.planes is not None and (shape.rows >= MANY_ROWS or shape.has_bias))",
@@ -159,6 +194,13 @@ FAULTS = (
         new="skip_single=True, split=tiles.split",
         why="As many keys a tile as decode takes, on some GPUs and in some dtypes only.",
         killers=(f"{_CUT_ALIKE}[False-[3, 1]]",),
+    ),
+    _kernels(
+        name="tiles are those of a crowd for one request too",
+        old="            heads=head_tiles,\n",
+        new="",
+        why="One warp a head does not fill a GPU: 6.5 µs a layer where four take 5.4.",
+        killers=(f"{_TILES_ASKED}[None]",),
     ),
     _kernels(
         name="decode is cut as it usually is",

@@ -45,13 +45,14 @@ class Backing:
 
     def attention(self, name: str, specs: Sequence[AttentionSpec], placement: Placement) -> AttentionBackend:
         """The backend asked for, or the first of the preferred ones that can do every layer. Raises: ConfigError."""
-        reasons = {}
+        reasons, is_order_missing = {}, False
         for backend in (find_backend(known) for known in (PREFERRED if name == "auto" else (name,))):
             reason = next(filter(None, (backend.supports(s, placement.dtype, placement.device) for s in specs)), None)
             if reason is None and not self.batch_invariant:
                 return backend
             if reason is None and isinstance(backend, HasFixedOrder):
                 return backend.in_fixed_order()
+            is_order_missing = is_order_missing or reason is None
             reasons[backend.name] = reason or "its sums have no fixed order, which batch_invariant=True asks for"
         hint = (
             "attention_backend='auto' takes the first that can"
@@ -60,7 +61,7 @@ class Backing:
         )
         raise ConfigError(
             f"no attention backend can run this model: {reasons}",
-            hint=f"batch_invariant=False, or {hint}" if self.batch_invariant else hint,
+            hint=f"batch_invariant=False, or {hint}" if is_order_missing else hint,
         )
 
 

@@ -14,7 +14,7 @@ from weft.attention.packed import packed_on
 from weft.batch import Batch, GroupTables, SamplingRows
 from weft.config import CacheConfig, Limits
 from weft.errors import ConfigError
-from weft.kernels._invariant_tiles import invariant_tiles
+from weft.kernels._invariant_tiles import InvariantTiles, invariant_tiles
 from weft.layers.heads import HeadTransform
 from weft.layers.norm import RMSNorm
 from weft.layers.rope import RopeConfig, RotaryTable
@@ -146,3 +146,26 @@ def test_layers_that_one_cache_cannot_hold_are_refused_by_number(name: str, chan
     ):
         with pytest.raises(ConfigError, match="layer 0 keeps 2 key heads of 16 and layer 2 "):
             call()
+
+
+@pytest.mark.parametrize("soft_cap", [None, 0.5])
+def test_tiles_of_fixed_order_follow_from_the_layer_the_step_and_the_gpu(
+    soft_cap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heads of the tiny shapes of other tests have one tile, whatever else is asked for."""
+    asked: list[tuple[Any, ...]] = []
+
+    def noted(*given: Any, **options: Any) -> InvariantTiles:
+        asked.append((*given, options))
+        return invariant_tiles(*given, **options)
+
+    monkeypatch.setattr(paged_triton, "invariant_tiles", noted)
+    monkeypatch.setattr(paged_triton, "capability", lambda device: 89 if device == CPU else None)
+    spec = AttentionSpec(num_query_heads=54, num_kv_heads=3, head_dim=HEAD_DIM, scale=1.0, soft_cap=soft_cap)
+    lengths = [1, 2, 1, 1]
+    attend = packed_on(paged_triton.BACKEND.in_fixed_order(), [spec], lengths, dtype=torch.float32, device=CPU)
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    attend(0, torch.randn(len(positions), (54 + 2 * 3) * HEAD_DIM), positions, heads_of(spec))
+    # 18 heads that share keys are two tiles of 16.
+    options = {"group": 18, "heads": 3 * 2 * 4, "soft_cap": soft_cap is not None, "compute_capability": 89}
+    assert asked == [(torch.float32, HEAD_DIM, options)]

@@ -13,6 +13,7 @@ import torch
 
 from weft.attention import find_backend
 from weft.attention.interface import AttentionSpec
+from weft.attention.paged_triton import PagedTriton
 from weft.config import EngineConfig, ExecutionConfig, ModelConfig
 from weft.errors import ConfigError
 from weft.inference import startup
@@ -23,6 +24,7 @@ from weft.inference.placement import place
 from weft.inference.runner import ModelRunner
 from weft.inference.sampling_params import SamplingParams
 from weft.inference.step_sizes import StepSizes
+from weft.layers.kernel_choice import batch_invariant
 from weft.layers.linear import Linear
 from weft.layers.prepacked import PrepackedLinear
 from weft.models.checkpoint.interface import GenerationDefaults
@@ -117,6 +119,19 @@ def test_a_forced_kernel_is_what_operations_are_made_with(choice: str, monkeypat
     assert (backing.name, asked, backing.operations(lambda *_: None)) == (f"fused ({choice})", [choice], choice)
 
 
+def test_batch_invariance_reaches_the_products_and_the_attention_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("weft.kernels._jit.HAS_TRITON", True)
+    monkeypatch.setattr("weft.inference.backing.FusedOperations", lambda _attend, choose: choose)
+    placement = place(ModelConfig(model="m", device="cpu", cpu_linear="plain"), None)
+    backing = back(ExecutionConfig(operations="fused", batch_invariant=True), placement)
+    assert (backing.name, backing.batch_invariant) == ("batch-invariant fused", True)
+    assert backing.operations(lambda *_: None) == batch_invariant
+    asked = PagedTriton(fixed_order=True)
+    monkeypatch.setattr(PagedTriton, "in_fixed_order", lambda _self: asked)
+    assert backing.attention("paged_triton", (), placement) is asked
+
+
 def test_a_machine_that_cannot_keep_batch_invariance_says_so_at_start(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +216,15 @@ def test_a_backend_whose_sums_have_no_fixed_order_serves_unless_it_is_asked_for(
     ) as caught:
         build(attention_backend="foreign", batch_invariant=True)
     assert caught.value.hint == "batch_invariant=False, or attention_backend='auto' takes the first that can"
+
+
+def test_a_backend_that_cannot_run_either_way_is_no_reason_to_do_without_batch_invariance(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ConfigError, match="Triton kernels run on CUDA, not on cpu") as caught:
+        build(attention_backend="paged_triton", batch_invariant=True)
+    assert caught.value.hint == "attention_backend='auto' takes the first that can"
 
 
 def test_fused_operations_where_no_kernel_runs_are_an_error(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

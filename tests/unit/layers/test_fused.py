@@ -9,10 +9,11 @@ from allpairspy import AllPairs
 from torch import Tensor
 
 from weft.kernels._jit import runs_on
+from weft.kernels.few_rows_gemm import MANY_ROWS
 from weft.layers import kernel_choice
-from weft.layers.fused import FusedOperations
+from weft.layers.fused import FusedOperations, ResidualStream
 from weft.layers.heads import HeadTransform
-from weft.layers.kernel_choice import KernelChoice, ProductShape, choose, forced
+from weft.layers.kernel_choice import KernelChoice, ProductShape, batch_invariant, choose, forced
 from weft.layers.linear import Embedding, Linear
 from weft.layers.mlp import GatedMLP
 from weft.layers.norm import RMSNorm
@@ -67,7 +68,8 @@ def attend(layer: int, qkv: Tensor, positions: Tensor, heads: HeadTransform) -> 
 
 # One token, each token, and some of the tokens, as the rows whose logits are wanted.
 ROWS = ([0], [0, 1], [1, 3])
-PAIRS = [tuple(pair) for pair in AllPairs([[*kernel_choice.PRODUCTS, "auto", "mixed"], ROWS, [False, True]])]
+CHOICES = [*kernel_choice.PRODUCTS, "auto", "mixed", "batch-invariant"]
+PAIRS = [tuple(pair) for pair in AllPairs([CHOICES, ROWS, [False, True]])]
 
 
 @pytest.mark.parametrize(("product", "rows", "bias"), PAIRS, ids=str)
@@ -82,7 +84,7 @@ def test_every_kernel_computes_the_plain_block(product: str, rows: list[int], bi
         made.append(shape)
         return forced(kernel_choice.PRODUCTS[len(made) * len(made) % 3])(shape)
 
-    chosen = {"auto": choose, "mixed": mixed}.get(product) or forced(product)
+    chosen = {"auto": choose, "mixed": mixed, "batch-invariant": batch_invariant}.get(product) or forced(product)
     with torch.inference_mode():
         expected = parts.logits(PlainOperations(attend), token_ids, wanted)
         found = parts.logits(FusedOperations(attend, chosen), token_ids, wanted)
@@ -117,3 +119,19 @@ def test_a_choice_is_one_that_can_be() -> None:
                         for made in (choose(shape), *(forced(product)(shape) for product in kernel_choice.PRODUCTS)):
                             assert kernel_choice.can(made.product, shape)
                             assert (made.planes is not None) == (made.product == "few_rows" and use == "added")
+
+
+@pytest.mark.parametrize(("count", "bias", "planes"), [(2, False, 2), (2, True, 1), (MANY_ROWS, False, 1)])
+def test_a_sum_in_parts_has_one_bias_and_planes_for_few_rows_alone(count: int, bias: bool, planes: int) -> None:
+    place = {"dtype": torch.float32, "device": DEVICE}
+    linear, norm = Linear(1024, (HIDDEN,), bias=bias, **place), RMSNorm(HIDDEN, 1e-5, **place)
+    filled(linear, 0)
+    filled(norm, 1)
+    x, residual = torch.randn(count, 1024, device=DEVICE), torch.randn(count, HIDDEN, device=DEVICE)
+    with torch.inference_mode():
+        hidden = FusedOperations(attend, batch_invariant).linear_add(x, linear, ResidualStream(residual))
+        expected = residual + linear(x)
+        assert hidden.addend is not None
+        assert hidden.addend.shape == (planes, count, HIDDEN)
+        hidden.normed(norm)
+    assert (hidden.residual - expected).abs().max() < 1e-5 * expected.abs().max()
