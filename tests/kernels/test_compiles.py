@@ -164,6 +164,15 @@ def test_in_fixed_order_no_row_is_summed_by_threads(compiler: Compiler) -> None:
     assert 0 not in row_sums(compiler, "paged_prefill", "bf16-D128-P64-m128n64w8s3")
 
 
+def test_threads_sum_a_row_alike_whether_its_planes_were_summed_or_not(compiler: Compiler) -> None:
+    """In fixed order few rows leave planes and many their sum: one norm of either."""
+    forms = ("planes4", "planes16", "planes1-summed")
+    rows = [row for form in forms for row in compiler.forms("weft.kernels.add_norm", 90, f"bf16-E4096-{form}-early")]
+    (layout,) = {tuple(row["sum_layouts"]) for row in rows}
+    assert len(rows) == len(forms)
+    assert len(layout) == 1
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(("kernel", "mark"), [("paged_prefill", "-split"), ("paged_decode", "-fixed")])
 def test_in_no_form_of_fixed_order_is_a_row_summed_by_threads(compiler: Compiler, kernel: str, mark: str) -> None:

@@ -238,6 +238,19 @@ def test_real_matrices(outer: int, inner: int, device: torch.device) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("columns", [576, 1000, 2048, 4096])
+def test_threads_sum_a_real_row_alike_whether_its_planes_were_summed_or_not(columns: int, device: torch.device) -> None:
+    x, weight = factors(96, columns, device)
+    residual, scale = torch.randn(96, columns, device=device).half(), torch.rand(columns, device=device).half()
+    for splits in (1, 2, 4):
+        planes, summed = (few_rows_gemm(x, weight, splits=splits, summed=is_summed) for is_summed in (False, True))
+        for some in (planes, planes[:, -5:].contiguous()):
+            count = some.shape[1]
+            found = add_norm(some, residual[-count:].contiguous(), scale, 1e-5)[1]
+            assert torch.equal(found, add_norm(summed, residual, scale, 1e-5)[1][-count:])
+
+
+@pytest.mark.gpu
 def test_real_gates_and_heads(device: torch.device) -> None:
     """Matrices of so many rows that few rows of x take the widest tiles."""
     x = torch.randn(130, 1024, device=device).bfloat16()

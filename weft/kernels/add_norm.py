@@ -128,16 +128,19 @@ def _warps(columns: int) -> int:
     return min(16, max(1, next_power_of_2(columns) // 128))
 
 
-def _specialisation(dtype: str, columns: int, planes: int, *, early: bool = True) -> Specialisation:
+def _specialisation(
+    dtype: str, columns: int, planes: int, *, summed: bool = False, early: bool = True
+) -> Specialisation:
+    """summed: the one plane is a sum of others."""
     pointers = ("addend", "residual", "weight", "total", "normed")
     strides = ("plane_stride", "addend_stride", "residual_stride")
     return Specialisation(
-        name=f"{dtype}-E{columns}-planes{planes}" + ("-early" if early else ""),
+        name=f"{dtype}-E{columns}-planes{planes}" + ("-summed" if summed else "") + ("-early" if early else ""),
         kernel=_add_norm_kernel,
         signature={
             **dict.fromkeys(pointers, f"*{dtype}"),
             **dict.fromkeys(strides, "i32"),
-            "addend": "*fp32" if planes > 1 else f"*{dtype}",
+            "addend": "*fp32" if planes > 1 or summed else f"*{dtype}",
             "epsilon": "fp32",
         },
         constants={
@@ -159,6 +162,7 @@ def _specialisation(dtype: str, columns: int, planes: int, *, early: bool = True
 SPECIALISATIONS = (
     _specialisation("bf16", 576, 1),
     _specialisation("bf16", 4096, 1),
+    _specialisation("bf16", 4096, 1, summed=True),
     _specialisation("bf16", 4096, 4),
     _specialisation("bf16", 4096, 16),
     _specialisation("fp32", 16384, 1),

@@ -71,6 +71,7 @@ class Resources:
     waits: bool = False
     reads_ahead: bool = False
     row_sums: int = 0  # places where threads sum a row, in an order that follows from who has which columns
+    sum_layouts: tuple[str, ...] = ()  # who has which, where a program sums the one row that it has
 
     def faults(self) -> list[str]:
         """What is wrong, in words; empty when nothing is."""
@@ -116,6 +117,14 @@ def _memory(ptx: str) -> tuple[str, ...]:
 
 
 _ROW_SUM = re.compile(r'"tt\.reduce"\(%[\w#]+\) <\{axis = 1 : i32\}> \(\{[^}]*arith\.addf')
+_SUM_OF_ALL = re.compile(
+    r'"tt\.reduce"\(%[\w#]+\) <\{axis = 0 : i32\}> \(\{[^}]*arith\.addf[^}]*\}\) : \(tensor<[^,>]+, (#\w+)>\)'
+)
+
+
+def _sum_layouts(ttgir: str) -> tuple[str, ...]:
+    named = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", ttgir, re.MULTILINE))
+    return tuple(named[name] for name in _SUM_OF_ALL.findall(ttgir))
 
 
 def compile_for(form: Specialisation, capability: int) -> Resources:
@@ -153,6 +162,7 @@ def compile_for(form: Specialisation, capability: int) -> Resources:
         waits=form.waits,
         reads_ahead=form.reads_ahead,
         row_sums=len(_ROW_SUM.findall(compiled.asm["ttgir"])),
+        sum_layouts=_sum_layouts(compiled.asm["ttgir"]),
     )
 
 

@@ -41,6 +41,12 @@ def test_a_1b_layer_is_multiplied_by_what_was_fastest(rows: int, expected: dict[
     assert chosen == expected
 
 
+@pytest.mark.parametrize("gpu", [0, 80, 89])
+def test_few_rows_are_multiplied_by_the_library_where_the_copy_engine_is_missing(gpu: int) -> None:
+    shapes = [replace(shape_of(name, 8), compute_capability=gpu) for name in MATRICES]
+    assert {choose(shape).product for shape in shapes} == {"library"}
+
+
 def test_float32_is_multiplied_by_the_library() -> None:
     assert {choose(shape_of(name, 8, torch.float32)).product for name in MATRICES} == {"library"}
 
