@@ -221,7 +221,7 @@ def test_splits_that_cut_tiles_are_refused(device: torch.device) -> None:
 @pytest.mark.parametrize("soft_cap", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("gpu", [80, 89, 90, 100])
+@pytest.mark.parametrize("gpu", [80, 89, 90, 100, 120])
 @pytest.mark.parametrize("group", [1, 4])
 def test_all_kernels_take_as_many_keys_of_which_a_split_is_a_multiple(
     gpu: int, dtype: torch.dtype, head_dim: int, soft_cap: bool, group: int

@@ -52,9 +52,10 @@ _ALONE = {(2, 64): _tiles(32, (1, 3), (64, 4, 3))}
 _FEW_ALONE = {(2, 64): _tiles(32, (4, 3), (64, 4, 3))}
 # A cap takes registers that two accumulators leave no room for.
 _CAPPED = {(2, 128): _tiles(32, (4, 2), (128, 8, 3))}
-# For GPUs without the warpgroup's matrix instruction, and down to 99 KiB of shared memory.
+# For GPUs with less shared memory than those for which the others were made, down to 99 KiB.
 _MODEST = {(2, 64): _tiles(64, (4, 2), (64, 4, 2)), (2, 128): _tiles(64, (8, 2), (64, 4, 2))}
 HOPPER = 90
+_ROOMY = (90, 100)
 
 
 def invariant_tiles(
@@ -75,7 +76,7 @@ def invariant_tiles(
     (128, 16)
     """
     shape = dtype.itemsize, max(64, padded_head_dim(head_dim))
-    if compute_capability < HOPPER and shape in _MODEST:
+    if compute_capability not in _ROOMY and shape in _MODEST:
         return _MODEST[shape]
     if group == 1 and shape in _ALONE:
         return (_FEW_ALONE if heads < MANY_HEADS else _ALONE)[shape]
