@@ -8,8 +8,8 @@ import torch
 from allpairspy import AllPairs
 from torch import Tensor
 
-from weft.kernels._jit import runs_on
 from weft.kernels._few_rows_tiles import MANY_ROWS
+from weft.kernels._jit import runs_on
 from weft.layers import kernel_choice
 from weft.layers.fused import FusedOperations, ResidualStream
 from weft.layers.heads import HeadTransform
