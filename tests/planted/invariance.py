@@ -70,8 +70,8 @@ FAULTS = (
     ),
     _attention(
         name="tiles of keys begin where a window does",
-        old="front = first_key % TILE",
-        new="front = 0",
+        old="self.front, self.back = first_key % TILE, ",
+        new="self.front, self.back = 0, ",
         why="SGLang's and vLLM's rule: tiles lie at absolute positions, or chunks show.",
         killers=(f"{_ATTENTION}::test_a_querys_bits_are_those_of_its_sequence_however_it_is_cut[2-2-50]",),
     ),
@@ -84,17 +84,26 @@ FAULTS = (
     ),
     _attention(
         name="a window hides nothing",
-        old="shown &= places[: used * TILE] > asking - spec.window",
-        new="pass",
+        old="return hidden if self._window is None else hidden | (places <= asking - self._window)",
+        new="return hidden",
         why="The zeros that fill a tile, and keys that a later chunk no longer has, take part of the softmax.",
         killers=(f"{_ATTENTION}::test_a_querys_bits_are_those_of_its_sequence_however_it_is_cut[2-2-50]",),
     ),
     _attention(
         name="a value that is not finite spoils its tile",
-        old="if not total.isfinite().all():",
-        new="if False:",
+        old="        if not attended.isfinite().all():\n",
+        new="        if False:\n",
         why="Infinity times a weight of 0 is nan: how a prompt was cut said whether its request failed.",
-        killers=(f"{_ATTENTION}::test_what_overflowed_shows_where_it_is_seen_and_nowhere_else[values-inf-4]",),
+        killers=(
+            f"{_ATTENTION}::test_an_overflow_in_one_sequence_changes_no_bit_of_what_does_not_see_it[[30, 20]-inf]",
+        ),
+    ),
+    _attention(
+        name="layers of another window share a mask",
+        old="kind = spec.window, spec",
+        new="kind = None, spec",
+        why="Whoever comes first would say what all layers hide.",
+        killers=(f"{_ATTENTION}::test_an_overflow_in_one_sequence_changes_no_bit_of_what_does_not_see_it[[12, 8, 7]-inf]",),
     ),
     _attention(
         name="a value that is not finite counts as nothing where it is seen",

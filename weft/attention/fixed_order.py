@@ -5,7 +5,7 @@ product has one shape. A row's weights are one softmax over all its tiles, and w
 tile by tile. Computed in float32 throughout and rounded once, where `sdpa` rounds as HuggingFace does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,6 +28,7 @@ class FixedOrderAttend:
         self._store = store
         self._specs = specs
         self._spans = spans
+        self._masks: dict[tuple[int | None, int], list[_Masks]] = {}
 
     def __call__(
         self,
@@ -39,13 +40,54 @@ class FixedOrderAttend:
         spec = self._specs[layer]
         query, key, value = _transformed(qkv, positions, heads)
         self._store.write(layer, key, value)
-        own = zip(self._spans, self._store.read(layer, spec.window), strict=True)
+        attended = self._over_all(layer, spec, query, careful=False)
+        if not attended.isfinite().all():
+            attended = self._over_all(layer, spec, query, careful=True)
+        return attended.flatten(1)
+
+    def _over_all(
+        self, layer: int, spec: AttentionSpec, query: Float[Tensor, "T_total H_q D"], *, careful: bool
+    ) -> Float[Tensor, "T_total H_q D"]:
+        own = zip(self._spans, self._masks_of(spec, query.device), self._store.read(layer, spec.window), strict=True)
         return torch.cat(
             [
-                attend(query[span.first : span.last], keys[0], values[0], spec, first_key=span.oldest(spec.window))
-                for span, (keys, values) in own
+                _attend(query[span.first : span.last], keys[0], values[0], spec, masks, careful=careful)
+                for span, masks, (keys, values) in own
             ]
-        ).flatten(1)
+        )
+
+    def _masks_of(self, spec: AttentionSpec, device: torch.device) -> list["_Masks"]:
+        """Each span's masks, shared by all layers of a kind."""
+        kind = spec.window, spec.num_query_heads // spec.num_kv_heads
+        if kind not in self._masks:
+            self._masks[kind] = [
+                _Masks(span.last - span.first, span.oldest(spec.window), span.end, spec, device) for span in self._spans
+            ]
+        return self._masks[kind]
+
+
+class _Masks:
+    """Which keys each block of a span's queries must not see. A decode's one mask is kept, a prompt's are not."""
+
+    def __init__(self, count: int, first_key: int, after: int, spec: AttentionSpec, device: torch.device) -> None:
+        """count: queries, the last of them at the last key.   first_key, after: positions of the keys."""
+        self.front, self.back = first_key % TILE, -after % TILE  # places of the first and the last tile without a key
+        self._window, self._group = spec.window, spec.num_query_heads // spec.num_kv_heads
+        self._first_place = first_key - self.front
+        self._places = torch.arange(self._first_place, after + self.back, device=device)
+        self._starts = range(after - count, after, ROWS)
+        self._kept = [self._of(start) for start in self._starts] if len(self._starts) == 1 else None
+
+    def __iter__(self) -> Iterator[Bool[Tensor, "rows S"]]:
+        return map(self._of, self._starts) if self._kept is None else iter(self._kept)
+
+    def _of(self, start: int) -> Bool[Tensor, "rows S"]:
+        """For a block whose first query is at this position: keys in tiles up to its last one's."""
+        used = min(len(self._places), ((start + ROWS - 1) // TILE + 1) * TILE - self._first_place)
+        places = self._places[:used]
+        asking = torch.arange(start, start + ROWS, device=places.device).repeat(self._group)[:, None]
+        hidden = places > asking
+        return hidden if self._window is None else hidden | (places <= asking - self._window)
 
 
 def attend(
@@ -61,29 +103,36 @@ def attend(
     first_key: the position of the first key, which the first query's window begins with.
     A query that sees a value which is not finite gives nan; one that does not see it shares a tile with it unharmed.
     """
-    count, after = len(query), first_key + keys.shape[1]
-    front = first_key % TILE
+    masks = _Masks(len(query), first_key, first_key + keys.shape[1], spec, query.device)
+    attended = _attend(query, keys, values, spec, masks, careful=False)
+    return attended if attended.isfinite().all() else _attend(query, keys, values, spec, masks, careful=True)
+
+
+def _attend(
+    query: Float[Tensor, "T H_q D"],
+    keys: Float[Tensor, "H_kv S D"],
+    values: Float[Tensor, "H_kv S D"],
+    spec: AttentionSpec,
+    masks: _Masks,
+    *,
+    careful: bool,
+) -> Float[Tensor, "T H_q D"]:
+    """The same bits with and without care where all is finite; `careful` is for values that are not."""
+    count, group = len(query), spec.num_query_heads // spec.num_kv_heads
     tiles, of_values = (
-        functional.pad(part.float(), (0, 0, front, -after % TILE)).contiguous().unflatten(1, (-1, TILE)).unbind(1)
+        functional.pad(part.float(), (0, 0, masks.front, masks.back)).contiguous().unflatten(1, (-1, TILE)).unbind(1)
         for part in (keys, values)
     )
-    group = spec.num_query_heads // spec.num_kv_heads
     blocks = functional.pad(query.float(), (0, 0, 0, 0, 0, -count % ROWS)).split(ROWS)
-    places = torch.arange(first_key - front, after + -after % TILE, device=query.device)
     attended = []
-    for start, block in zip(range(after - count, after, ROWS), blocks, strict=True):
+    for block, hidden in zip(blocks, masks, strict=True):
         # A key head's queries are the rows of one product, [H_kv, group * 8, D].
         rows = block.unflatten(1, (-1, group)).permute(1, 2, 0, 3).flatten(1, 2)
-        asking = torch.arange(start, start + ROWS, device=query.device).repeat(group)[:, None]
-        used = min(len(tiles), (start + ROWS - 1) // TILE - first_key // TILE + 1)
+        used = hidden.shape[1] // TILE
         scores = torch.cat([rows @ tile.transpose(1, 2) for tile in tiles[:used]], dim=-1) * spec.scale
-        shown = places[: used * TILE] <= asking
-        if spec.window is not None:
-            shown &= places[: used * TILE] > asking - spec.window
-        weights = scores.masked_fill(~shown, -torch.inf).softmax(dim=-1).split(TILE, dim=-1)
-        total = _summed(weights, of_values[:used])
-        if not total.isfinite().all():
-            total = _summed_of_finite(weights, of_values[:used], shown)
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1).split(TILE, dim=-1)
+        seen = of_values[:used]
+        total = _summed_of_finite(weights, seen, hidden) if careful else _summed(weights, seen)
         attended.append(total.unflatten(1, (group, ROWS)).permute(2, 0, 1, 3).flatten(1, 2))
     return torch.cat(attended)[:count].to(query.dtype)
 
@@ -100,7 +149,7 @@ def _summed(
 def _summed_of_finite(
     weights: Sequence[Float[Tensor, "H_kv rows TILE"]],
     values: Sequence[Float[Tensor, "H_kv TILE D"]],
-    shown: Bool[Tensor, "rows S"],
+    hidden: Bool[Tensor, "rows S"],
 ) -> Float[Tensor, "H_kv rows D"]:
     """The same sums, of hidden values as if they were zeros; who sees one that is not finite gives nan.
 
@@ -108,7 +157,7 @@ def _summed_of_finite(
     """
     spoilt = [~tile.isfinite().all(dim=-1) for tile in values]
     clean = [tile.masked_fill(rows[..., None], 0.0) for tile, rows in zip(values, spoilt, strict=True)]
-    sees = (shown & torch.cat(spoilt, dim=-1)[:, None]).any(dim=-1, keepdim=True)
+    sees = (~hidden & torch.cat(spoilt, dim=-1)[:, None]).any(dim=-1, keepdim=True)
     return _summed(weights, clean).masked_fill(sees, torch.nan)
 
 

@@ -70,6 +70,26 @@ def test_what_overflowed_shows_where_it_is_seen_and_nowhere_else(window: int | N
             assert alone.isfinite().all().item() == (not first <= 5 < end)
 
 
+@pytest.mark.parametrize("poison", [torch.inf, torch.nan])
+@pytest.mark.parametrize("lengths", [[30, 20], [1, 6], [12, 8, 7]], ids=str)
+def test_an_overflow_in_one_sequence_changes_no_bit_of_what_does_not_see_it(lengths: list[int], poison: float) -> None:
+    """In a prompt's blocks and in a lone one, whose mask is kept for all layers."""
+    rotary = RotaryTable(RopeConfig.of({"max_position_embeddings": 64}, 8), 64, dtype=torch.float32, device=CPU)
+    heads, specs = HeadTransform(4, 2, 8, rotary), [spec(4, 2, None), spec(4, 2, 3), spec(4, 2, None)]
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    qkv = torch.randn(sum(lengths), 64, generator=torch.Generator().manual_seed(0))
+    attend, spoilt = packed(specs, lengths, fixed_order=True), qkv.clone()
+    place = lengths[0] + 4  # of the second sequence
+    spoilt[place, -1] = poison
+    for layer, attention in enumerate(specs):
+        clean, found = (attend(layer, rows, positions, heads) for rows in (qkv, spoilt))
+        end = lengths[0] + lengths[1] if attention.window is None else min(place + 3, lengths[0] + lengths[1])
+        sees = torch.zeros(len(qkv), dtype=torch.bool)
+        sees[place:end] = True
+        assert torch.equal(found[~sees], clean[~sees])
+        assert found[sees].isnan().any(dim=1).all()
+
+
 def test_gradients_through_packed_sequences_are_those_of_plain_attention() -> None:
     rotary = RotaryTable(RopeConfig.of({"max_position_embeddings": 64}, 8), 64, dtype=torch.float32, device=CPU)
     heads = HeadTransform(4, 2, 8, rotary)
