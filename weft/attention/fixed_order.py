@@ -28,7 +28,7 @@ class FixedOrderAttend:
         self._store = store
         self._specs = specs
         self._spans = spans
-        self._masks: dict[tuple[int | None, int], list[_Masks]] = {}
+        self._masks: dict[tuple[int | None, int], list[Masks]] = {}
 
     def __call__(
         self,
@@ -51,22 +51,22 @@ class FixedOrderAttend:
         own = zip(self._spans, self._masks_of(spec, query.device), self._store.read(layer, spec.window), strict=True)
         return torch.cat(
             [
-                _attend(query[span.first : span.last], keys[0], values[0], spec, masks, careful=careful)
+                attend(query[span.first : span.last], keys[0], values[0], spec, masks, careful=careful)
                 for span, masks, (keys, values) in own
             ]
         )
 
-    def _masks_of(self, spec: AttentionSpec, device: torch.device) -> list["_Masks"]:
+    def _masks_of(self, spec: AttentionSpec, device: torch.device) -> list["Masks"]:
         """Each span's masks, shared by all layers of a kind."""
         kind = spec.window, spec.num_query_heads // spec.num_kv_heads
         if kind not in self._masks:
             self._masks[kind] = [
-                _Masks(span.last - span.first, span.oldest(spec.window), span.end, spec, device) for span in self._spans
+                Masks(span.last - span.first, span.oldest(spec.window), span.end, spec, device) for span in self._spans
             ]
         return self._masks[kind]
 
 
-class _Masks:
+class Masks:
     """Which keys each block of a span's queries must not see. A decode's one mask is kept, a prompt's are not."""
 
     def __init__(self, count: int, first_key: int, after: int, spec: AttentionSpec, device: torch.device) -> None:
@@ -95,29 +95,15 @@ def attend(
     keys: Float[Tensor, "H_kv S D"],
     values: Float[Tensor, "H_kv S D"],
     spec: AttentionSpec,
-    *,
-    first_key: int = 0,
-) -> Float[Tensor, "T H_q D"]:
-    """Attention of T queries over S keys, the last query at the last key.
-
-    first_key: the position of the first key, which the first query's window begins with.
-    A query that sees a value which is not finite gives nan; one that does not see it shares a tile with it unharmed.
-    """
-    masks = _Masks(len(query), first_key, first_key + keys.shape[1], spec, query.device)
-    attended = _attend(query, keys, values, spec, masks, careful=False)
-    return attended if attended.isfinite().all() else _attend(query, keys, values, spec, masks, careful=True)
-
-
-def _attend(
-    query: Float[Tensor, "T H_q D"],
-    keys: Float[Tensor, "H_kv S D"],
-    values: Float[Tensor, "H_kv S D"],
-    spec: AttentionSpec,
-    masks: _Masks,
+    masks: Masks,
     *,
     careful: bool,
 ) -> Float[Tensor, "T H_q D"]:
-    """The same bits with and without care where all is finite; `careful` is for values that are not."""
+    """Attention of T queries over S keys, the last query at the last key.
+
+    careful: look at each block for values that are not finite; blocks without any are computed alike. A query that sees
+        one then gives nan, and one that does not see it shares a tile with it unharmed.
+    """
     count, group = len(query), spec.num_query_heads // spec.num_kv_heads
     tiles, of_values = (
         functional.pad(part.float(), (0, 0, masks.front, masks.back)).contiguous().unflatten(1, (-1, TILE)).unbind(1)
@@ -132,7 +118,9 @@ def _attend(
         scores = torch.cat([rows @ tile.transpose(1, 2) for tile in tiles[:used]], dim=-1) * spec.scale
         weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1).split(TILE, dim=-1)
         seen = of_values[:used]
-        total = _summed_of_finite(weights, seen, hidden) if careful else _summed(weights, seen)
+        total = _summed(weights, seen)
+        if careful and not total.isfinite().all():
+            total = _summed_of_finite(weights, seen, hidden)
         attended.append(total.unflatten(1, (group, ROWS)).permute(2, 0, 1, 3).flatten(1, 2))
     return torch.cat(attended)[:count].to(query.dtype)
 

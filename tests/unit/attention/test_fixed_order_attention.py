@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tests.unit.attention.test_sdpa import naive, random_inputs, spec
 from weft.attention import fixed_order
-from weft.attention.fixed_order import TILE, attend, check_places
+from weft.attention.fixed_order import TILE, Masks, check_places
 from weft.attention.interface import AttentionSpec
 from weft.attention.packed import packed
 from weft.errors import ConfigError
@@ -17,6 +17,11 @@ from weft.layers.rope import RopeConfig, RotaryTable
 
 CPU = torch.device("cpu")
 GROUPS = [(2, 2), (6, 2), (8, 1)]
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec, first_key: int = 0) -> Tensor:
+    masks = Masks(len(query), first_key, first_key + keys.shape[1], spec, CPU)
+    return fixed_order.attend(query, keys, values, spec, masks, careful=True)
 
 
 def attended(inputs: tuple[Tensor, Tensor, Tensor], attention: AttentionSpec, first_key: int = 0) -> Tensor:
