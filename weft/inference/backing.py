@@ -29,7 +29,7 @@ class Backing:
     batch_invariant: nothing but a request's own sequence may show in its bits.
     check_shapes: raises ConfigError if a model's products cannot keep that, told from the model without its weights.
     fit: the operations for a model whose weights are there; raises ConfigError if its products cannot keep that on this
-    machine. A cache looks after itself.
+        machine. A cache looks after itself.
     """
 
     name: str

@@ -6,7 +6,7 @@ an H200 (docs/log.md).
 
 from dataclasses import dataclass
 
-from weft.kernels._jit import cdiv, next_power_of_2
+from weft.kernels._jit import MODERN, cdiv, next_power_of_2
 
 MOST_SPLITS = 16
 _USUAL_SPLITS = 8  # the most that are chosen unasked
@@ -126,7 +126,7 @@ def tile_of(
     """
     if itemsize != 2:
         return CANDIDATES[itemsize][0]
-    if compute_capability not in (90, 100):
+    if compute_capability not in MODERN:
         return MODEST
     if count >= MANY_ROWS:
         largest, square, low = (cdiv(width, tile.block_n) * cdiv(count, tile.block_t or count) for tile in MANY)

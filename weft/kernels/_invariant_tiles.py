@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from weft.kernels import _paged_decode_tiles, _paged_prefill_tiles
+from weft.kernels._jit import MODERN
 from weft.kernels._paged_decode_tiles import MANY_HEADS
 from weft.kernels.paged import padded_head_dim
 
@@ -55,7 +56,6 @@ _CAPPED = {(2, 128): _tiles(32, (4, 2), (128, 8, 3))}
 # For GPUs with less shared memory than those for which the others were made, down to 99 KiB.
 _MODEST = {(2, 64): _tiles(64, (4, 2), (64, 4, 2)), (2, 128): _tiles(64, (8, 2), (64, 4, 2))}
 HOPPER = 90
-_ROOMY = (90, 100)
 
 
 def invariant_tiles(
@@ -76,7 +76,7 @@ def invariant_tiles(
     (128, 16)
     """
     shape = dtype.itemsize, max(64, padded_head_dim(head_dim))
-    if compute_capability not in _ROOMY and shape in _MODEST:
+    if compute_capability not in MODERN and shape in _MODEST:
         return _MODEST[shape]
     if group == 1 and shape in _ALONE:
         return (_FEW_ALONE if heads < MANY_HEADS else _ALONE)[shape]

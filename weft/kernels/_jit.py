@@ -16,6 +16,7 @@ import torch
 
 from weft.errors import KernelError
 
+MODERN = (90, 100)  # compute capabilities with a copy engine and 227 KiB of shared memory
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 if HAS_TRITON:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from weft.kernels._jit import MODERN
 from weft.kernels.paged import padded_head_dim
 
 
@@ -58,7 +59,7 @@ def candidates(
     dtype: torch.dtype, head_dim: int, compute_capability: int, *, crowded: bool = False
 ) -> tuple[Tile, ...]:
     """Tiles that fit this dtype, head and GPU (90 is a Hopper), the default first; `crowded` by a window or a cap."""
-    modern = compute_capability in (90, 100)
+    modern = compute_capability in MODERN
     shape = dtype.itemsize, max(64, padded_head_dim(head_dim))
     found = (CANDIDATES if modern else MODEST_CANDIDATES)[shape]
     return (CROWDED[shape], *found) if crowded and modern and shape in CROWDED else found

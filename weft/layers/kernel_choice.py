@@ -12,6 +12,7 @@ import torch
 
 from weft.kernels import gemv
 from weft.kernels._few_rows_tiles import MANY_ROWS, MOST_FEW_ROWS, splits_of
+from weft.kernels._jit import MODERN
 
 Product = Literal["one_pass", "few_rows", "library"]
 Use = Literal["plain", "swiglu", "added"]
@@ -69,7 +70,7 @@ def choose(shape: ProductShape) -> KernelChoice:
         return _LIBRARY  # what float32 is for is comparing; the others were not timed in it
     if shape.rows == 1 and can("one_pass", shape):
         return KernelChoice(product="one_pass")
-    if shape.rows <= MOST_FEW_ROWS and shape.compute_capability in (90, 100) and can("few_rows", shape):
+    if shape.rows <= MOST_FEW_ROWS and shape.compute_capability in MODERN and can("few_rows", shape):
         return _few_rows(shape)
     return _LIBRARY
 
