@@ -39,22 +39,25 @@ def test_nothing_is_left_where_it_was_interrupted(repository: Repository) -> Non
     assert len(repository.git("worktree", "list").splitlines()) == 1
 
 
-# A run with two commits that says it has its folders and then waits.
+# A run with two commits that says it has its folders and then waits, in naps: of a signal that comes before a sleep
+# begins Python tells nobody until the sleep has ended.
 RUN = """
 import sys, time
 from pathlib import Path
 from weft.benchmark.ab import worktree
+def wait():
+    print("ready", flush=True)
+    for _ in range(600):
+        time.sleep(0.1)
 if sys.argv[4] == "while git works":
     plain = worktree._git
     def git(*given):
         if "add" in given and sys.argv[3] in given:
-            print("ready", flush=True)
-            time.sleep(60)
+            wait()
         return plain(*given)
     worktree._git = git
 with worktree.trees(Path(sys.argv[1]), sys.argv[2], sys.argv[3]):
-    print("ready", flush=True)
-    time.sleep(60)
+    wait()
 """
 
 
