@@ -1,11 +1,12 @@
 """What a benchmark serves: a checkpoint or a bare shape, and the device and dtype it is served in."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from weft.benchmark.readiness import release_memory
 from weft.benchmark.row import Row
 from weft.benchmark.shapes import ShapeCheckpoint, shape_config
 from weft.config import EngineConfig, ModelConfig
@@ -91,6 +92,22 @@ def open_shapes(names: str, *, dtype: str, device: str, seed: int) -> list[Serve
         for name in names.split(",")
         if shape_config(name)  # of an empty name `open_model` would say that a model has none
     ]
+
+
+def by_shapes(
+    models: Iterable[ServedModel],
+    config_of: Callable[[ServedModel], EngineConfig],
+    rows_of: Callable[[ServedModel, EngineConfig], Iterator[Row]],
+) -> Iterator[Row]:
+    """An engine after the other, each gone before the next. All configurations are made at once, and may raise."""
+    engines = [(model, config_of(model)) for model in models]
+
+    def rows() -> Iterator[Row]:
+        for model, config in engines:
+            yield from rows_of(model, config)
+            release_memory()
+
+    return rows()
 
 
 def open_model(*, model: str, shape: str | None, dtype: str, device: str, seed: int) -> ServedModel:

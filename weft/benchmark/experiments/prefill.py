@@ -1,7 +1,8 @@
 """Prefill alone: prompts of one length that nothing decodes beside, in tokens a second and in what they multiply."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from weft.benchmark.engine_options import parse_engine_options
@@ -45,23 +46,13 @@ def run(options: PrefillOptions, progress: Progress) -> Iterator[Row]:
 
     Raises: ConfigError at once for a shape or an engine that cannot be; nothing is measured then.
     """
-    from weft.benchmark.served_model import open_shapes
+    from weft.benchmark.served_model import by_shapes, open_shapes
 
     models = open_shapes(options.shape, dtype=options.dtype, device=options.device, seed=options.seed)
-    return _rows([(model, _config(model, options)) for model in models], options, progress)
+    return by_shapes(models, partial(_config, options), partial(_shape_rows, options, progress))
 
 
-def _rows(
-    engines: "Sequence[tuple[ServedModel, EngineConfig]]", options: PrefillOptions, progress: Progress
-) -> Iterator[Row]:
-    from weft.benchmark.readiness import release_memory
-
-    for model, config in engines:
-        yield from _shape_rows(model, config, options, progress)
-        release_memory()
-
-
-def _config(model: "ServedModel", options: PrefillOptions) -> "EngineConfig":
+def _config(options: PrefillOptions, model: "ServedModel") -> "EngineConfig":
     lengths = numbers("prompts", options.prompts)
     longest = max(lengths) + 1
     implied = {
@@ -77,7 +68,7 @@ def _config(model: "ServedModel", options: PrefillOptions) -> "EngineConfig":
 
 
 def _shape_rows(
-    model: "ServedModel", config: "EngineConfig", options: PrefillOptions, progress: Progress
+    options: PrefillOptions, progress: Progress, model: "ServedModel", config: "EngineConfig"
 ) -> Iterator[Row]:
     import logging
 

@@ -3,8 +3,9 @@
 Host time is what `Engine.step` takes without its waits for the GPU.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft.benchmark.engine_options import parse_engine_options
@@ -75,23 +76,13 @@ def run(options: StepsOptions, progress: Progress) -> Iterator[Row]:
 
     Raises: ConfigError at once for a shape or an engine that cannot be; nothing is measured then.
     """
-    from weft.benchmark.served_model import open_shapes
+    from weft.benchmark.served_model import by_shapes, open_shapes
 
     models = open_shapes(options.shape, dtype=options.dtype, device=options.device, seed=options.seed)
-    return _rows([(model, _config(model, options)) for model in models], options, progress)
+    return by_shapes(models, partial(_config, options), partial(_shape_rows, options, progress))
 
 
-def _rows(
-    engines: "Sequence[tuple[ServedModel, EngineConfig]]", options: StepsOptions, progress: Progress
-) -> Iterator[Row]:
-    from weft.benchmark.readiness import release_memory
-
-    for model, config in engines:
-        yield from _shape_rows(model, config, options, progress)
-        release_memory()
-
-
-def _config(model: "ServedModel", options: StepsOptions) -> "EngineConfig":
+def _config(options: StepsOptions, model: "ServedModel") -> "EngineConfig":
     from weft.benchmark.decode_steps import SteadyDecode
 
     batches, contexts = numbers("batch", options.batch), numbers("context", options.context)
@@ -110,7 +101,7 @@ def _config(model: "ServedModel", options: StepsOptions) -> "EngineConfig":
 
 
 def _shape_rows(
-    model: "ServedModel", config: "EngineConfig", options: StepsOptions, progress: Progress
+    options: StepsOptions, progress: Progress, model: "ServedModel", config: "EngineConfig"
 ) -> Iterator[Row]:
     from weft import __version__
     from weft.inference.engine import Engine
