@@ -328,6 +328,12 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any], said: str) -> N
         OfflineOptions(**options)
 
 
+def test_who_gives_an_option_of_suites_alone_is_told_which_there_are() -> None:
+    with pytest.raises(ConfigError) as caught:
+        OfflineOptions(engine="overlap=true")
+    assert caught.value.hint == "one of --suite big,ladder,mixed64"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_suite_needs_a_gpu_unless_told_otherwise() -> None:
     options = OfflineOptions(suite="ladder")

@@ -69,7 +69,8 @@ class OfflineOptions(ModelOptions):
         if len(set(self.system_names)) != len(self.system_names):
             raise ConfigError(f"systems={self.systems!r} names a system twice")
         if self.suite is None:
-            self._refuse({"cases": None, "hf_requests": 0, "engine": None}, "belongs to a suite")
+            hint = "one of --suite " + ",".join(sorted(SUITES))
+            self._refuse({"cases": None, "hf_requests": 0, "engine": None}, "belongs to a suite", hint)
             return
         self._refuse({field.name: field.default for field in fields(self) if field.name in _OWN}, "is the suite's own")
         if not set(self.system_names) <= set(_SUITE_SYSTEMS):
@@ -90,11 +91,11 @@ class OfflineOptions(ModelOptions):
     def widths(self) -> list[int]:
         return [] if self.cases is None else numbers("cases", self.cases)
 
-    def _refuse(self, defaults: Mapping[str, Any], why: str) -> None:
+    def _refuse(self, defaults: Mapping[str, Any], why: str, hint: str = "leave it out") -> None:
         """Raise ConfigError for an option that would be read by nobody."""
         for name, default in defaults.items():
             if getattr(self, name) != default:
-                raise ConfigError(f"{name}={getattr(self, name)!r} {why}, suite={self.suite!r}")
+                raise ConfigError(f"{name}={getattr(self, name)!r} {why}, suite={self.suite!r}", hint=hint)
 
 
 def run(options: OfflineOptions, progress: Progress) -> Iterator[Row]:
