@@ -46,6 +46,17 @@ def guarded(device: torch.device) -> Callable[..., tuple[torch.Tensor, Callable[
     return make
 
 
+@pytest.fixture
+def fenced() -> Callable[[torch.Tensor], torch.Tensor]:
+    """Copy a tensor between two bands of its own memory, so that what is touched beside it is nobody else's."""
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        bands = (GUARD_ELEMENTS, GUARD_ELEMENTS)
+        return torch.nn.functional.pad(tensor.flatten(), bands)[GUARD_ELEMENTS:-GUARD_ELEMENTS].view(tensor.shape)
+
+    return copy
+
+
 @dataclass
 class Accesses:
     """Addresses that kernels touched in the interpreter, by whether they loaded or stored; masked ones excepted."""
@@ -54,11 +65,14 @@ class Accesses:
     stores: list[Any] = field(default_factory=list)
 
     def elements(self, tensor: torch.Tensor, kind: str) -> set[int]:
-        """Which elements of a dense tensor were touched, and of what lies less than its own size beside it."""
-        taken = getattr(self, kind)
-        offsets = numpy.unique(numpy.concatenate(taken)).astype(numpy.int64) - tensor.data_ptr()
-        offsets = offsets[(offsets >= -64) & (offsets < tensor.nbytes + 64)]
-        return set((offsets // tensor.element_size()).tolist())
+        """Which elements of a dense tensor were touched, and which of the bands that `fenced` put around it.
+
+        Memory that is not the tensor's own says nothing: what lies there, and who may touch it, is chance.
+        """
+        memory = tensor.untyped_storage()
+        touched = numpy.unique(numpy.concatenate(getattr(self, kind))).astype(numpy.int64)
+        touched = touched[(touched >= memory.data_ptr()) & (touched < memory.data_ptr() + memory.nbytes())]
+        return set(((touched - tensor.data_ptr()) // tensor.element_size()).tolist())
 
 
 @pytest.fixture

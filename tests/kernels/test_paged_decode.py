@@ -196,13 +196,13 @@ def test_a_launch_counts_the_heads_of_all_requests_and_the_warps_of_its_tile(
 @pytest.mark.parametrize("tile", [8, 16, 32])
 @pytest.mark.parametrize("window", [None, 21])
 def test_nothing_outside_tables_lengths_and_owned_slots_is_read_or_written(
-    window: int | None, tile: int, programs: int, device: torch.device, accesses: Any
+    window: int | None, tile: int, programs: int, device: torch.device, accesses: Any, fenced: Any
 ) -> None:
     """Ragged lengths up to the table's very end: lookups run a tile ahead, and stop where the request does."""
     lengths = (1, 15, 16, 17, 33, 64, 80)
     step = make_step(lengths, (1,) * len(lengths), window=window, heads=(2, 1), device=device)
-    tables = step.tables[:, :5].contiguous()  # the longest fills its row
-    pool, qkv, out = step.pool.clone(), step.qkv.clone(), torch.empty(len(lengths), 32)
+    tables = fenced(step.tables[:, :5])  # the longest fills its row
+    pool, qkv, out = fenced(step.pool), step.qkv.clone(), fenced(torch.empty(len(lengths), 32))
     given = replace(step, tables=tables, qkv=qkv)
     paged = given.paged(pool)
     seen = accesses()

@@ -146,11 +146,14 @@ def test_broken_rows_have_no_threshold_and_disturb_no_other(device: torch.device
 
 
 @pytest.mark.skipif(not interpreting(), reason="only the interpreter says what a kernel touched")
-def test_only_what_may_matter_is_read_and_only_its_own_is_written(accesses: Callable[[], Accesses]) -> None:
+def test_only_what_may_matter_is_read_and_only_its_own_is_written(
+    accesses: Callable[[], Accesses], fenced: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
     """Rows that cut nothing are not looked at; the second pass of top_k reads only blocks that reach its digit."""
     vocab_size = 3 * BLOCK
     logits = torch.randn(4, vocab_size).clamp(max=2.0)
     logits[1, BLOCK + 3] = 50.0
+    logits = fenced(logits)
     whole = torch.zeros(4, dtype=torch.int64)
     whole[0], whole[1] = 5, 1
     temperatures, top_p, min_p = torch.tensor([0.0, 1.0, 1.0, 1.0]), torch.tensor([0.5, 0.9, 1.0, 1.0]), torch.zeros(4)
