@@ -59,20 +59,35 @@ def test_a_step_late_counts_as_no_fewer_steps(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_waits_are_timed_once_and_everything_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *arguments: sleep(0.02))
+    """By a clock of which every wait takes a second, and reading a tensor waits for the device."""
+    now = 0.0
+
+    def wait(*arguments: Any) -> None:
+        nonlocal now
+        now += 1.0
+
+    def read(tensor: Tensor) -> Any:
+        torch.cuda.synchronize()
+        return tensor.numpy().tolist()
+
+    monkeypatch.setattr("weft.benchmark.device_waits.perf_counter", lambda: now)
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    monkeypatch.setattr(Tensor, "tolist", read)
     monkeypatch.setattr(device_waits, "_on_gpu", lambda tensor, *arguments: True)
-    before = vars(Tensor).get("tolist"), torch.cuda.Event.synchronize, torch.cuda.synchronize
+    before = Tensor.tolist, vars(Tensor).get("item"), torch.cuda.Event.synchronize, torch.cuda.synchronize
     waits = DeviceWaits()
     with waits.watch():
         torch.cuda.synchronize()
-        first = waits.seconds
+        assert waits.seconds == 1
         assert torch.ones(3).tolist() == [1, 1, 1]
+        assert waits.seconds == 2, "a wait within a wait is one"
         assert torch.ones(()).item() == 1
-        sleep(0.05)  # work
-    assert 0.02 <= first <= waits.seconds < first + 0.04
+        now += 10  # work
+    assert waits.seconds == 2
     torch.cuda.synchronize()
-    assert waits.seconds < first + 0.04
-    assert (vars(Tensor).get("tolist"), torch.cuda.Event.synchronize, torch.cuda.synchronize) == before
+    assert waits.seconds == 2
+    after = Tensor.tolist, vars(Tensor).get("item"), torch.cuda.Event.synchronize, torch.cuda.synchronize
+    assert after == before
 
 
 def test_tensors_of_the_host_are_no_wait() -> None:
