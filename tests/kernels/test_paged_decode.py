@@ -22,7 +22,7 @@ from tests.kernels.paged_step import (
     truth,
 )
 from weft.errors import KernelError
-from weft.kernels import paged_decode
+from weft.kernels import _paged_decode_tiles, paged_decode
 from weft.kernels._paged_decode_tiles import programs_of, usual_programs
 
 DTYPES = [
@@ -124,7 +124,8 @@ def test_one_long_among_many_short(device: torch.device) -> None:
 def test_a_long_sequence_is_cut_into_bigger_splits_and_no_more_of_them(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paged_decode, "MOST_SPLITS", 3)
+    for module in (paged_decode, _paged_decode_tiles):
+        monkeypatch.setattr(module, "MOST_SPLITS", 3)
     check(make_step((33, 96, 97, 230), (1,) * 4, heads=(2, 1), device=device))
 
 
@@ -183,11 +184,11 @@ def test_a_launch_counts_the_heads_of_all_requests_and_the_warps_of_its_tile(
             asked.append(given)
             return answer
 
-        monkeypatch.setattr(paged_decode, name, noted)
+        monkeypatch.setattr(_paged_decode_tiles, name, noted)
     step = make_step((5, 97, 33), (1,) * 3, heads=(40, 2), device=device)  # 20 that share keys are two tiles of 16
     check(step, split=32, tile=paged_decode.Tile(block_n=16, num_warps=1, num_stages=2))
     parts = 5  # of a table with room for nine blocks of 16
-    assert asked == [(2 * 2 * 3, 1), (parts, 3, 9 * 16, 16)]
+    assert asked == [(parts, 3, 9 * 16, 16), (2 * 2 * 3, 1)]
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # of the fault at the end, which reads what nobody wrote

@@ -1,4 +1,4 @@
-"""Which tiles paged decode uses, by head dimension, dtype and block size, and how many programs share a head.
+"""Which tiles paged decode uses, by head dimension, dtype and block size, and how heads are laid over programs.
 
 The first tile of a row is the one that is launched; the others are candidates that a benchmark can force. Knows no
 tensor and no kernel.
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from weft.kernels._jit import cdiv
 from weft.kernels.paged import padded_head_dim
 
 BLOCK_M = 16  # the least a matrix instruction takes
@@ -20,6 +21,7 @@ WHOLE_HEADS = 256  # from which on a program each of several warps does
 FEW = 16  # programs a head, which one alone would need to keep up with a batch
 LENDING_HEAD_DIM = 64  # up to here the second launch costs a batch of equals a third of its time
 LONG_ROOM = 8192  # tokens; a head of fewer takes one program no longer than a batch takes
+LEAST_REQUESTS = 128  # whose lengths one look at long requests takes: so many, or the batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,3 +127,54 @@ def lends(sharing: int, batch: int, room: int, head_dim: int) -> bool:
     sharing: programs that each head of each request could have.   room: tokens that a row of the table has blocks for.
     """
     return batch > 1 and sharing < FEW and room >= LONG_ROOM and head_dim > LENDING_HEAD_DIM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How the splits of a call's heads are laid over programs. Follows from shapes, so that a grid does.
+
+    head_tiles: of one request.   num_parts: splits of the longest sequence that a table has room for.
+    sharing: programs a head, if nothing is lent.   shares: runs that all work is cut into; 0 if nothing is lent.
+    """
+
+    head_tiles: int
+    num_parts: int
+    sharing: int
+    shares: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every head has one program, which merges in registers."""
+        return self.sharing == 1 and not self.shares
+
+    def num_owners(self, batch: int) -> int:
+        """Requests whose parts have to lie in memory; fewer are long than there are shares."""
+        return min(batch, self.shares) if self.shares else 0 if self.is_whole else batch
+
+
+def layout_of(
+    *,
+    batch: int,
+    room: int,
+    head_tiles: int,
+    head_dim: int,
+    split: int,
+    num_warps: int,
+    programs: int | None = None,
+    lend: bool | None = None,
+) -> Layout:
+    """The layout of `batch` requests, whose tables have room for `room` tokens each.
+
+    num_warps: of the tile.   programs, lend: forced; None decides by shapes.
+    """
+    heads = head_tiles * batch
+    num_parts = max(1, min(MOST_SPLITS, cdiv(room, split)))
+    most = programs or PROGRAMS
+    if lend is None:
+        lend = lends(programs_of(heads, num_parts, most), batch, room, head_dim)
+    return Layout(
+        head_tiles=head_tiles,
+        num_parts=num_parts,
+        sharing=programs_of(heads, num_parts, programs or usual_programs(heads, num_warps)),
+        shares=max(1, most // head_tiles // 2) if lend and batch else 0,
+    )

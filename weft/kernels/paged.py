@@ -131,6 +131,19 @@ def check_rows(name: str, rows: Tensor, width: int, pool: Tensor) -> None:
         raise KernelError(f"{name} has stride {rows.stride(1)} between neighbours of a row, not 1")
 
 
+def result_of(name: str, rows: Tensor, width: int, out: Tensor | None) -> Tensor:
+    """Where `[T_total, width]` in the dtype of `rows` goes: `out`, or memory of its own.
+
+    name: of the rows.   Raises: KernelError for an `out` that is not like that, or lies on another device.
+    """
+    if out is None:
+        out = torch.empty(len(rows), width, dtype=rows.dtype, device=rows.device)
+    elif not out.is_contiguous() or out.shape != (len(rows), width) or out.dtype != rows.dtype:
+        raise KernelError(f"out is {out.dtype} {tuple(out.shape)} and must be contiguous like the result")
+    check_device(name, rows, others={"out": out})
+    return out
+
+
 def check_rotation(rotation: HeadRotation, pool: Tensor) -> None:
     """Raises: KernelError for a table or norms that do not fit the pool's heads, and for an epsilon that is none."""
     head_dim = pool.shape[5]

@@ -15,14 +15,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.errors import KernelError
-from weft.kernels._arguments import check_count, check_device, check_size
+from weft.kernels._arguments import check_count, check_size
 from weft.kernels._invariant_tiles import SPLIT as INVARIANT_SPLIT
 from weft.kernels._invariant_tiles import invariant_tiles
 from weft.kernels._jit import capability, cdiv
 from weft.kernels._paged_decode_tiles import MOST_SPLITS
 from weft.kernels._paged_prefill_kernel import paged_prefill_kernel
 from weft.kernels._paged_prefill_tiles import CANDIDATES, CROWDED, MODEST_CANDIDATES, Tile, candidates
-from weft.kernels.paged import PagedKeys, Scoring, check_keys, check_rows, check_scoring, padded_head_dim
+from weft.kernels.paged import (
+    PagedKeys,
+    Scoring,
+    check_keys,
+    check_rows,
+    check_scoring,
+    padded_head_dim,
+    result_of,
+)
 from weft.kernels.specialisation import CAPABILITIES, Specialisation
 
 
@@ -81,11 +89,7 @@ def paged_prefill(
     block_size, num_kv_heads, head_dim = paged.pool.shape[3:]
     check_rows("query", query, num_query_heads * head_dim, paged.pool)
     count, batch = len(query), paged.block_tables.shape[0]
-    if out is None:
-        out = torch.empty(count, num_query_heads * head_dim, dtype=query.dtype, device=query.device)
-    elif not out.is_contiguous() or out.shape != (count, num_query_heads * head_dim) or out.dtype != query.dtype:
-        raise KernelError(f"out is {out.dtype} {tuple(out.shape)} and must be contiguous like the result")
-    check_device("query", query, others={"out": out})
+    out = result_of("query", query, num_query_heads * head_dim, out)
     if count == 0 or batch == 0:
         return out
     crowded = scoring.window is not None or scoring.soft_cap is not None
