@@ -15,7 +15,8 @@ from tqdm import tqdm
 
 from weft.config import EngineConfig, strict_call
 from weft.errors import InvalidPromptsError, RequestError, SamplingParamsError, nearest, shown
-from weft.inference.engine import Engine, as_token_ids
+from weft.inference.engine import Engine
+from weft.inference.input_processor import as_token_ids
 from weft.inference.sampling_params import SamplingParams
 from weft.inference.startup import check
 from weft.model_defaults import default_params

@@ -94,10 +94,11 @@ STOPS = (
         why="It samples on to max_tokens.",
         killers=("tests/unit/test_text_engine.py::test_a_stop_string_ends_tokens_and_text_streamed_or_whole",),
     ),
-    _engine(
+    _fault(
         name="ignore_eos is ignored",
-        old="eos = () if params.ignore_eos else self.eos_token_ids",
-        new="eos = self.eos_token_ids",
+        file="weft/inference/input_processor.py",
+        old="eos = () if params.ignore_eos else self._eos_token_ids",
+        new="eos = self._eos_token_ids",
         why="A benchmark measures shorter answers than it asked for.",
         killers=("tests/unit/inference/test_engine.py::test_what_ends_a_request",),
     ),

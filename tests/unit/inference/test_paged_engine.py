@@ -9,7 +9,8 @@ from tests.unit.inference.conftest import Build
 from weft.batch import SamplingRows
 from weft.config import SchedulerConfig
 from weft.errors import ConfigError, ContextLengthError, QueueFullError, RequestError
-from weft.inference.engine import MAX_PRIORITY, Engine
+from weft.inference.engine import Engine
+from weft.inference.input_processor import MAX_PRIORITY
 from weft.inference.sampling_params import SamplingParams
 from weft.inference.step_output import StepOutput
 
