@@ -107,8 +107,9 @@ class Engine:
         priority: smaller is sooner, for the policy priority.   user: whose share it is, for the policy fair.
         ttft_deadline_s: seconds from now to its first token, for the policy deadline.
         cache_salt: only requests of the same salt share cached prefixes.
-        Raises: RequestError and its kinds; the engine is then as it was.
+        Raises: RequestError and its kinds, for a call by a policy too; the engine is then as it was.
         """
+        self._pipeline.check_call(f"add_request({shown(request_id)})")
         if not isinstance(request_id, str):
             raise RequestError(f"request_id must be a string, got {shown(request_id)}")
         if request_id in self._scheduler:
@@ -149,7 +150,9 @@ class Engine:
         With overlap these are the gains of the step before, which ran meanwhile; the first step gives nothing.
         If it raises, out of memory or interrupted, every request is still there and the next step goes on from the
         tokens given out so far; an interrupt while they are given out may take those of this step with it.
+        Raises: RequestError for a call from within a step.
         """
+        self._pipeline.check_call("step()", is_step=True)
         self._num_calls += 1
         return self._pipeline.step()
 
@@ -158,12 +161,13 @@ class Engine:
 
         error: with the reason "error", why: a sentence for whoever asked.
         Returns its last output, or None if it has ended already or never was: finishing twice is finishing once.
-        Raises: RequestError for a reason that is none. If it is interrupted, it can be called again.
+        Raises: RequestError for a reason that is none, or a call by a policy. If interrupted, it can be called again.
         """
         if reason not in get_args(FinishReason):
             raise RequestError(f"unknown reason={shown(reason)}", hint="one of " + ", ".join(get_args(FinishReason)))
         if error is not None and (reason != "error" or not isinstance(error, str)):
             raise RequestError(f"error={shown(error)} says why an answer breaks off, and reason={shown(reason)}")
+        self._pipeline.check_call(f"finish({shown(request_id)}, {reason!r})")
         output = self._pipeline.finish(request_id, reason)
         if output is None or reason != "error":
             return output

@@ -9,6 +9,7 @@ Plain Python: knows neither what a step computes nor where it runs.
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from weft.errors import RequestError
 from weft.inference.plan import StepPlan
 from weft.inference.request import FinishReason, Request
 from weft.inference.scheduler import Scheduler
@@ -47,6 +48,7 @@ class Pipeline:
         self._scheduler = scheduler
         self._runner = runner
         self._unread: _Launched | None = None  # at most one, and only with overlap
+        self._is_stepping = self._is_planning = False  # in whose midst a policy, sampler or observer may call
 
     def step(self) -> list[StepOutput]:
         """What each request gained in the step that was read; nothing if none was, as in the first one with overlap.
@@ -56,16 +58,30 @@ class Pipeline:
         if not self._scheduler.has_requests:
             return []  # of a step that is still unread nobody wants a token: the next one to be read drops them
         try:
+            self._is_stepping = True
             launched = self._launch()
             if self.overlap:
                 launched, self._unread = self._unread, launched
             outputs = [] if launched is None else self._read(launched)
+            self._is_stepping = False
         except BaseException:
             self._restart()
             raise
         if not self._scheduler.has_requests:
             self._scheduler.check_idle()
         return outputs
+
+    def check_call(self, call: str, *, is_step: bool = False) -> None:
+        """Whether the engine may be called so now: no step has room for another, and a plan in the making for nothing.
+
+        Raises: RequestError.
+        """
+        if self._is_planning or (is_step and self._is_stepping):
+            midst = "plans a step, by its policy" if self._is_planning else "takes a step, by its sampler or observer"
+            raise RequestError(
+                f"engine.{call} was called while the engine {midst} or in another thread",
+                hint="call it between two steps, when engine.step() has returned",
+            )
 
     def add(self, request: Request) -> None:
         """As of the scheduler. If it raises, interrupted, the request is there or it is not."""
@@ -84,6 +100,7 @@ class Pipeline:
             raise
 
     def _restart(self) -> None:
+        self._is_stepping = self._is_planning = False
         self._unread = None
         self._scheduler.restart()
 
@@ -93,5 +110,7 @@ class Pipeline:
 
     def _launch(self) -> _Launched | None:
         """The next step, or None if nothing can be done before the one under way is read."""
+        self._is_planning = True
         plan = self._scheduler.schedule()
+        self._is_planning = False
         return _Launched(plan, self._runner.execute(plan)) if plan.request_ids else None
