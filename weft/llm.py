@@ -18,7 +18,7 @@ from weft.errors import InvalidPromptsError, RequestError, SamplingParamsError, 
 from weft.inference.engine import Engine
 from weft.inference.input_processor import as_token_ids
 from weft.inference.sampling_params import SamplingParams
-from weft.inference.startup import check
+from weft.inference.startup import check, check_options
 from weft.model_defaults import default_params
 from weft.models.checkpoint.source import open_checkpoint
 from weft.outputs import RequestOutput
@@ -51,6 +51,7 @@ class LLM:
     def __init__(self, model: str, **options: Any) -> None:
         """Raises: ConfigError (unknown or contradictory options), CheckpointError (the model cannot be loaded)."""
         config = EngineConfig.of(model=model, **options)
+        check_options(config)  # before anything is looked for, or fetched
         checkpoint = open_checkpoint(
             config.model.model, revision=config.model.revision, load_format=config.model.load_format
         )

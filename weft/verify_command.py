@@ -95,11 +95,13 @@ def _verify(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from weft.inference.placement import place
+    from weft.inference.startup import check_options
     from weft.models.checkpoint.source import open_checkpoint
     from weft.testing.engine_report import show_engine_report, try_engine
     from weft.testing.engines.interface import ModelUnderTest
     from weft.tokenizer.hub import HubTokenizer
 
+    check_options(config)
     checkpoint = open_checkpoint(options.model)
     longest_possible = _longest_sequence(options.engine, checkpoint)
     placement = place(config.model, checkpoint.stored_dtype)

@@ -184,7 +184,7 @@ def test_several_bad_prompts_raise_one_error_that_holds_them_all(model: str, req
         ({"device": "tpu"}, "unknown device='tpu'"),
         ({"max_model_len": CONTEXT + 1}, "max_model_len=65 exceeds"),
         ({"attention_backend": "pagd_gather"}, "pagd_gather"),
-        ({"attention_backend": "paged_triton"}, "no attention backend can run this model"),
+        ({"attention_backend": "paged_triton"}, "attention_backend='paged_triton' cannot run this model"),
         ({"attention_backend": "contiguous", "block_size": 16}, "block_size=16 says nothing to the contiguous backend"),
     ],
 )

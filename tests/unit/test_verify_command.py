@@ -129,3 +129,8 @@ def test_a_model_without_a_tokenizer_says_what_can_be_done_without_one(
     assert (status, out) == (2, "")
     assert "has no tokenizer that can be loaded: " in err
     assert "hint: prompts are texts here; run_engine_conformance takes token ids" in err
+
+
+def test_a_device_that_is_not_there_is_refused_before_a_model_is_looked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "./there-is-no-such-folder", "--device", "cuda:99"]) == 2
+    assert "device='cuda:99' but torch sees" in capsys.readouterr().err

@@ -12,7 +12,6 @@ from weft.benchmark.shapes import ShapeCheckpoint, shape_config
 from weft.config import EngineConfig, ModelConfig
 from weft.errors import ConfigError
 from weft.inference.placement import place
-from weft.inference.policies import build_policy
 from weft.inference.startup import check
 from weft.models.checkpoint.interface import Checkpoint
 from weft.models.checkpoint.load import read_config
@@ -47,7 +46,6 @@ class ServedModel:
         """Raise ConfigError, CheckpointError or one of their kinds for an engine that cannot be, or has no room for its
         longest request, of so many tokens with its answer, or for so many of them. Reads no weights.
         """
-        build_policy(config.scheduler)
         geometry = check(config, self.checkpoint)
         room = config.model.max_model_len or read_config(self.checkpoint).max_model_len
         if longest > room:

@@ -54,15 +54,15 @@ class Backing:
                 return backend.in_fixed_order()
             is_order_missing = is_order_missing or reason is None
             reasons[backend.name] = reason or "its sums have no fixed order, which batch_invariant=True asks for"
-        hint = (
-            "attention_backend='auto' takes the first that can"
-            if name != "auto"
-            else "a backend of your own can: docs/conformance.md"
-        )
-        raise ConfigError(
-            f"no attention backend can run this model: {reasons}",
-            hint=f"batch_invariant=False, or {hint}" if is_order_missing else hint,
-        )
+        here = f"this model on {placement.device} in {str(placement.dtype).removeprefix('torch.')}"
+        if name == "auto":
+            hint = "a backend of your own can: docs/conformance.md"
+            listed = "; ".join(f"{backend}: {reason}" for backend, reason in reasons.items())
+            message = f"no attention backend can run {here}: {listed}"
+        else:
+            hint = "attention_backend='auto' takes the first that can"
+            message = f"attention_backend={name!r} cannot run {here}: {reasons.popitem()[1]}"
+        raise ConfigError(message, hint=f"batch_invariant=False, or {hint}" if is_order_missing else hint)
 
 
 def back(config: ExecutionConfig, placement: Placement) -> Backing:

@@ -28,7 +28,7 @@ def place(config: ModelConfig, stored_dtype: str | None) -> Placement:
     Raises: ConfigError for a device that is not there, a stored dtype that is no weight dtype, or `prepacked` where
         it cannot be.
     """
-    device, device_reason = _device(config.device)
+    device, device_reason = find_device(config.device)
     dtype, dtype_reason = _dtype_for(config.dtype, device, stored_dtype)
     return Placement(
         device=device,
@@ -38,7 +38,8 @@ def place(config: ModelConfig, stored_dtype: str | None) -> Placement:
     )
 
 
-def _device(name: str) -> tuple[torch.device, str]:
+def find_device(name: str) -> tuple[torch.device, str]:
+    """The device of this name, and why it is that one. Raises: ConfigError for one that is not there."""
     if name == "auto":
         there = torch.cuda.is_available()
         return torch.device("cuda" if there else "cpu"), "a GPU is there" if there else "no GPU is there"

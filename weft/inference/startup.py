@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
+from weft.attention import find_backend
 from weft.attention.interface import AttentionBackend, AttentionSpec, Cache
 from weft.config import BlockGeometry, EngineConfig, ExecutionConfig, Limits
 from weft.errors import ConfigError
 from weft.inference.backing import Backing, back
 from weft.inference.device_state import DeviceState
-from weft.inference.placement import Placement, place
+from weft.inference.placement import Placement, find_device, place
+from weft.inference.policies import build_policy
 from weft.inference.pool_memory import PoolMemory
 from weft.inference.runner import ModelRunner, Observer
 from weft.inference.sampler import GumbelSampler, KernelSampler, Sampler
@@ -105,12 +107,24 @@ def _choose(config: EngineConfig, checkpoint: Checkpoint) -> _Chosen:
     )
 
 
+def check_options(config: EngineConfig) -> None:
+    """What no model could make right: names that nothing has, a device that is not there.
+
+    Raises: ConfigError.
+    """
+    build_policy(config.scheduler)
+    if config.cache.attention_backend != "auto":
+        find_backend(config.cache.attention_backend)
+    find_device(config.model.device)
+
+
 def check(config: EngineConfig, checkpoint: Checkpoint) -> BlockGeometry:
     """What options, model and machine have against each other, found from the files' headers alone; and the blocks that
     are wanted, whether or not they fit.
 
     Raises: ConfigError, CheckpointError and their kinds, as `start` does.
     """
+    check_options(config)
     return _choose(config, checkpoint).geometry
 
 
