@@ -19,6 +19,9 @@ from weft.layers.fixed_order import ROWS
 from weft.layers.heads import HeadTransform
 
 TILE = 128  # keys
+# Columns of a product with values come in whole vectors, of at most 16 floats, filled up with zeros: where 6 or 10 are
+# left over, MKL sums odd rows in another order than even ones.
+VECTOR = 16
 
 
 class FixedOrderAttend:
@@ -106,8 +109,11 @@ def attend(
     """
     count, group = len(query), spec.num_query_heads // spec.num_kv_heads
     tiles, of_values = (
-        functional.pad(part.float(), (0, 0, masks.front, masks.back)).contiguous().unflatten(1, (-1, TILE)).unbind(1)
-        for part in (keys, values)
+        functional.pad(part.float(), (0, columns, masks.front, masks.back))
+        .contiguous()
+        .unflatten(1, (-1, TILE))
+        .unbind(1)
+        for part, columns in ((keys, 0), (values, -values.shape[-1] % VECTOR))
     )
     blocks = functional.pad(query.float(), (0, 0, 0, 0, 0, -count % ROWS)).split(ROWS)
     attended = []
@@ -122,12 +128,12 @@ def attend(
         if careful and not total.isfinite().all():
             total = _summed_of_finite(weights, seen, hidden)
         attended.append(total.unflatten(1, (group, ROWS)).permute(2, 0, 1, 3).flatten(1, 2))
-    return torch.cat(attended)[:count].to(query.dtype)
+    return torch.cat(attended)[:count, :, : query.shape[-1]].to(query.dtype)
 
 
 def _summed(
-    weights: Sequence[Float[Tensor, "H_kv rows TILE"]], values: Sequence[Float[Tensor, "H_kv TILE D"]]
-) -> Float[Tensor, "H_kv rows D"]:
+    weights: Sequence[Float[Tensor, "H_kv rows TILE"]], values: Sequence[Float[Tensor, "H_kv TILE columns"]]
+) -> Float[Tensor, "H_kv rows columns"]:
     total = weights[0] @ values[0]
     for part, tile in zip(weights[1:], values[1:], strict=True):
         total = total + part @ tile
@@ -136,9 +142,9 @@ def _summed(
 
 def _summed_of_finite(
     weights: Sequence[Float[Tensor, "H_kv rows TILE"]],
-    values: Sequence[Float[Tensor, "H_kv TILE D"]],
+    values: Sequence[Float[Tensor, "H_kv TILE columns"]],
     hidden: Bool[Tensor, "rows S"],
-) -> Float[Tensor, "H_kv rows D"]:
+) -> Float[Tensor, "H_kv rows columns"]:
     """The same sums, of hidden values as if they were zeros; who sees one that is not finite gives nan.
 
     Infinity times a weight of 0 is nan, and how a sequence is cut says which hidden keys a tile holds.
@@ -162,7 +168,7 @@ def check_places(specs: Sequence[AttentionSpec], device: torch.device) -> None:
         weights = scores.softmax(dim=-1)
         hidden = torch.full_like(scores, -torch.inf)
         among = torch.cat([hidden, scores, hidden, hidden], dim=-1).softmax(dim=-1)[..., TILE : 2 * TILE]
-        attended = weights @ tile
+        attended = weights @ functional.pad(tile, (0, -head_dim % VECTOR))
         if not (torch.equal(weights, among) and torch.equal(attended, attended[:, :1].expand_as(attended))):
             raise ConfigError(
                 f"batch_invariant=True cannot be kept on this machine: attention of {heads} heads of {head_dim} over "

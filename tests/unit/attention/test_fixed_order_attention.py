@@ -1,5 +1,7 @@
 """Attention in fixed order: the formula, the same bits however a sequence is cut, and gradients through packed ones."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -55,6 +57,28 @@ def test_a_querys_bits_are_those_of_its_sequence_however_it_is_cut(
         first = 0 if window is None else max(0, end - count + 1 - window)
         part = attend(query[end - count : end], keys[:, first:end], values[:, first:end], attention, first_key=first)
         assert torch.equal(part, whole[end - count : end]), (count, end)
+
+
+@pytest.mark.parametrize("head_dim", [6, 10, 16, 40])
+def test_no_product_with_values_ends_within_a_vector_whatever_the_width_of_heads(
+    head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MKL's product of 6 or 10 columns sums odd rows in another order than even ones."""
+    attention = replace(spec(2, 2, None), head_dim=head_dim)
+    query, keys, values = (torch.randn(2, 9, head_dim, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    product, widths = Tensor.__matmul__, set()
+
+    def watched(rows: Tensor, other: Tensor) -> Tensor:
+        widths.add(other.shape[-1])
+        return product(rows, other)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "__matmul__", watched)
+        check_places([attention], CPU)
+        found = attend(query.transpose(0, 1), keys, values, attention)
+    assert widths == {TILE, -(-head_dim // 16) * 16}
+    expected = naive(query[None], keys[None], values[None], attention)[0].transpose(0, 1)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("window", [None, 4])
