@@ -23,6 +23,9 @@ def main() -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except OSError as error:  # a disk that is full by now
+        print(f"main.py: {error}", file=sys.stderr)
+        return 2
 
 
 def _options() -> argparse.Namespace:

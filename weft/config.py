@@ -83,8 +83,10 @@ def writable(option: str, path: Path | None) -> None:
     if path is None:
         return
     try:
-        if path.is_dir() or not path.parent.is_dir():
-            raise ConfigError(f"{option} {path} is no file in a folder that exists")
+        if path.is_dir():
+            raise ConfigError(f"{option} {path} is a folder, and no file", hint="name a file in it")
+        if not path.parent.is_dir():
+            raise ConfigError(f"{option} {path} is no file in a folder that exists", hint="make the folder first")
         is_new = not path.exists()
         if is_new or path.is_file():  # a pipe would wait for whoever reads it
             path.open("ab").close()
@@ -93,7 +95,9 @@ def writable(option: str, path: Path | None) -> None:
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{option} {shown(str(path))} cannot be written: {error}") from error
+        raise ConfigError(
+            f"{option} {shown(str(path))} cannot be written: {error}", hint="name a file that can be, or leave it out"
+        ) from error
 
 
 def is_duration(value: object) -> bool:

@@ -229,8 +229,23 @@ def test_an_unknown_public_name_is_an_attribute_error() -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "no/such/file", "a\0b", "a" * 300, "\udcff\0"], ids=ascii)
 def test_a_file_that_cannot_be_written_is_refused_before_the_work(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^--json .* (is no file in a folder|cannot be written)"):
+    with pytest.raises(ConfigError, match=r"^--json .* (is a folder|is no file in|cannot be written)") as caught:
         writable("--json", tmp_path / name if name else Path())
+    assert caught.value.hint
+
+
+def test_a_file_that_may_not_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for anybody but root, who may write everything."""
+
+    def refused(path: Path, mode: str) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(ConfigError, match=r"^--json .*rows\.jsonl' cannot be written: .*Permission denied") as caught:
+        writable("--json", tmp_path / "rows.jsonl")
+    assert caught.value.hint
 
 
 def test_a_file_is_tried_and_left_as_it_was(tmp_path: Path) -> None:

@@ -44,8 +44,9 @@ def test_lines_end_at_newlines_only_and_windows_endings_are_stripped(tmp_path: P
 
 @pytest.mark.parametrize("content", ["", "\n\n", "   \n"])
 def test_a_file_without_prompts_is_an_error(tmp_path: Path, content: str) -> None:
-    with pytest.raises(ConfigError, match="holds no prompt"):
+    with pytest.raises(ConfigError, match="holds no prompt") as caught:
         prompts_of(tmp_path, content)
+    assert "a prompt a line" in str(caught.value.hint)
 
 
 def test_an_empty_json_string_names_its_line(tmp_path: Path) -> None:
@@ -53,12 +54,30 @@ def test_an_empty_json_string_names_its_line(tmp_path: Path) -> None:
         prompts_of(tmp_path, 'fine\n""\n')
 
 
-def test_a_missing_or_binary_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"absent\.txt"):
-        main.read_prompts(tmp_path / "absent.txt")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("absent.txt", "No such file"), (".", "Is a directory"), ("file/in", "Not a directory"), ("binary", "utf-8")],
+)
+def test_what_is_no_text_is_an_error_that_says_what_would_be(name: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="binary"):
-        main.read_prompts(tmp_path / "binary")
+    with pytest.raises(ConfigError, match=f"^--prompts .*{reason}") as caught:
+        main.read_prompts(tmp_path / name)
+    assert "a prompt a line" in str(caught.value.hint)
+
+
+def test_a_file_that_fails_at_the_end_is_an_error_and_no_crash(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A disk that has filled up since the start; what was found is on the screen by then."""
+
+    def full(_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(main, "_verify", full)
+    monkeypatch.setattr(sys, "argv", ["main.py"])
+    assert main.main() == 2
+    assert capsys.readouterr().err == "main.py: [Errno 28] No space left on device\n"
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,16 @@ def add_changes(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from weft.benchmark.history import news, series
-    from weft.benchmark.looks import read_looks, write_looks
+    from weft.benchmark.looks import beside, read_looks, write_looks
 
     file = _behind_links(arguments.looks)
     writable("--looks", file)
-    if file is not None and file.exists() and not file.is_file():
-        raise ConfigError(f"--looks {file} is no file that could be replaced")
-    looks = {} if file is None else read_looks(file)
+    looks = {}
+    if file is not None:
+        if file.exists() and not file.is_file():
+            raise ConfigError(f"--looks {file} is no file that could be replaced", hint="name a file, or a new one")
+        writable("--looks", beside(file))
+        looks = read_looks(file)
     cases = series(_rows(arguments.file))
     num_shifted = 0
     for case, nights in cases.items():

@@ -31,15 +31,20 @@ def read_looks(file: Path) -> dict[Case, Look]:
 def write_looks(looks: Mapping[Case, Look], file: Path) -> None:
     """Put these in place of what is in the file, whole or not at all. file: itself, and no link to it."""
     lines = [json.dumps(case._asdict() | look._asdict()) + "\n" for case, look in looks.items()]
-    beside = file.with_name(f"{file.name}.{uuid4().hex}")  # a name that nobody else's file has
+    written = beside(file)
     try:
-        with beside.open("x", encoding="utf-8") as new:
+        with written.open("x", encoding="utf-8") as new:
             new.write("".join(lines))
         if file.exists():
-            copymode(file, beside)
-        beside.replace(file)
+            copymode(file, written)
+        written.replace(file)
     finally:
-        beside.unlink(missing_ok=True)
+        written.unlink(missing_ok=True)
+
+
+def beside(file: Path) -> Path:
+    """Where what is to replace a file is written first: in its folder, by a name that nobody else's file has."""
+    return file.with_name(f"{file.name}.{uuid4().hex}")
 
 
 def _night(date: str, value: float) -> Night:

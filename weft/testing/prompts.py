@@ -77,10 +77,11 @@ STANDING_PROMPTS: tuple[StandingPrompt, ...] = (
 
 def read_prompts(path: Path) -> dict[str, str]:
     """Prompts of a file, by what the table calls them: line number and text."""
+    hint = "a file of UTF-8 that holds a prompt a line"
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, ValueError) as error:  # no text, or no name of a file
-        raise ConfigError(f"--prompts {path}: {error}") from error
+        raise ConfigError(f"--prompts {path}: {error}", hint=hint) from error
     prompts = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -96,5 +97,5 @@ def read_prompts(path: Path) -> dict[str, str]:
             raise RequestError(f"--prompts {path}, line {number}: an empty prompt")
         prompts[f"{number}: {text}"] = text
     if not prompts:
-        raise ConfigError(f"--prompts {path} holds no prompt")
+        raise ConfigError(f"--prompts {path} holds no prompt", hint=hint)
     return prompts

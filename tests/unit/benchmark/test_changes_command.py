@@ -125,7 +125,30 @@ def test_looks_that_cannot_be_kept_are_refused_before_anything_is_told(
     rows = write(tmp_path / "rows.jsonl", VALUES)
     for looks in (tmp_path, tmp_path / "no folder" / "looks.jsonl", Path(os.devnull)):
         assert look(rows, looks) == 2
-        assert capsys.readouterr().out == ""
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert "\nhint: " in told.err
+
+
+def test_looks_in_a_folder_that_takes_no_new_file_are_refused_before_anything_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are written beside the old ones, which may be replaced and not lost half-way."""
+    rows, looks = write(tmp_path / "rows.jsonl", VALUES), tmp_path / "looks.jsonl"
+    looks.touch()
+    opened = Path.open
+
+    def guarded(path: Path, *args: Any, **options: Any) -> Any:
+        if not path.exists():
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", guarded)
+    assert look(rows, looks) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "--looks" in told.err
+    assert "cannot be written" in told.err
 
 
 def test_a_text_may_hold_what_ends_lines_elsewhere(tmp_path: Path) -> None:

@@ -236,6 +236,6 @@ def test_a_catalogue_that_is_none_is_named(tmp_path: Path, catalogue: str) -> No
 
 
 def test_bad_arguments_are_named_before_anything_is_planted(tmp_path: Path) -> None:
-    for wrong, what in (({"jobs": 0}, "jobs=0"), ({"json_file": tmp_path}, "is no file")):
+    for wrong, what in (({"jobs": 0}, "jobs=0"), ({"json_file": tmp_path}, "is a folder")):
         with pytest.raises(ConfigError, match=what):
             run_planted("all", root=tmp_path, catalogue="tests.planted:CATALOGUE", **wrong)  # type: ignore[arg-type]

@@ -113,7 +113,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--timeout {arguments.timeout:g} is no time to wait", hint="seconds, 600 for instance")
     writable("--json", arguments.json)
     if arguments.workload is not None and not arguments.workload.is_file():
-        raise ConfigError(f"--workload {arguments.workload} is no file")
+        hint = "a Python file with build(options); docs/speed_gates.md"
+        raise ConfigError(f"--workload {arguments.workload} is no file", hint=hint)
     try:
         if not isinstance(json.loads(arguments.engine), dict):
             raise ValueError("not an object")
