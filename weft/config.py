@@ -201,7 +201,8 @@ class SchedulerConfig:
     max_num_seqs: requests that run at once.
     max_num_batched_tokens: new tokens of one step, over all requests.
     max_chunk_tokens: new tokens of one request in one step; None is the whole budget.
-    max_num_queued_requests, max_num_queued_tokens: what may wait before a request is refused; None is no limit.
+    max_num_queued_requests, max_num_queued_tokens: what may wait before a request is refused; None is no limit. The
+        prompts of one call of LLM are queued as there is room.
     max_prefills_per_round: prompts of one step, for the policy prefill_first; None is max_num_seqs.
     priority_ageing_s: seconds of waiting that weigh as much as a priority lower by one, for the policy priority.
     """

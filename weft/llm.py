@@ -7,6 +7,7 @@ for output in llm.stream_chat([{"role": "user", "content": "Who are you?"}], Sam
     print(output.outputs[0].text, end="", flush=True)
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple, cast
@@ -170,9 +171,12 @@ class LLM:
             # Again: between the call and the first step of a stream others may have come, or at once in other threads.
             self._check_free(me)
             self._text = text = TextEngine(self.engine, self.tokenizer)
-            for prompt, token_ids, params in encoded:
-                text.add_request(str(next(self._ids)), prompt, token_ids, params, streams=streams)
-            while text.has_unfinished_requests():
+            left = deque(encoded)
+            while left or text.has_unfinished_requests():
+                while left and text.has_room_for(left[0].token_ids):
+                    prompt, token_ids, params = left.popleft()
+                    text.add_request(str(next(self._ids)), prompt, token_ids, params, streams=streams)
+                assert text.has_unfinished_requests(), "a prompt that passed finds no room in an empty queue"
                 yield from text.step()
         finally:  # interrupted, failed or left: the engine is left as it was found
             try:

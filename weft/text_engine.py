@@ -65,20 +65,24 @@ class TextEngine:
         if request_id in self._processor:
             raise DuplicateRequestError(f"request_id={request_id!r} is still in use")
         self._check_alone()
-        first, *following = self._answers(request_id, prompt_token_ids, params)
-        engine_ids = [first.engine_id, *(answer.engine_id for answer in following)]
+        first = self._params_of_tokens(params)
+        # They end in the answer's number, of a single one too: no two requests can have the same.
+        engine_ids = [f"{request_id}/{index}" for index in range(params.n)]
         # First here, so that an interrupt between the two leaves nothing in the engine that nobody knows of.
         self._processor.add(request_id, prompt, prompt_token_ids, params, engine_ids=engine_ids, streams=streams)
-        if following:
-            self._following[first.engine_id] = following
         try:
-            self.engine.add_request(*first)
+            seed = self.engine.add_request(engine_ids[0], prompt_token_ids, first)
+            if params.n > 1:
+                self._following[engine_ids[0]] = _following(engine_ids, prompt_token_ids, first, seed)
         except RequestError:
-            self._following.pop(first.engine_id, None)
             self._processor.forget(request_id)
             raise
         finally:
             self._num_calls = self.engine.num_calls
+
+    def has_room_for(self, prompt_token_ids: Sequence[int]) -> bool:
+        """Whether the queue would take this prompt now: answers to those before it come first."""
+        return not self._due and self.engine.has_room_for(len(prompt_token_ids))
 
     def step(self) -> list[RequestOutput]:
         """One step of the engine: outputs of streams that gained something, and of requests that ended.
@@ -134,20 +138,6 @@ class TextEngine:
                 outputs.append(output)
         return outputs
 
-    def _answers(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> list[_Answer]:
-        """Their ids in the engine end in their number, of a single one too: no two requests can have the same."""
-        first = self._params_of_tokens(params)
-        seeds = [None if params.seed is None else (params.seed + index) % 2**64 for index in range(params.n)]
-        return [
-            _Answer(
-                f"{request_id}/{index}",
-                prompt_token_ids,
-                # The prompt is scored once: a request that has it scored computes it all, and finds nothing cached.
-                replace(first, seed=seed, prompt_logprobs=None if index else first.prompt_logprobs),
-            )
-            for index, seed in enumerate(seeds)
-        ]
-
     def _params_of_tokens(self, params: SamplingParams) -> SamplingParams:
         """What is left for the engine, which knows neither text nor several answers.
 
@@ -185,3 +175,14 @@ class TextEngine:
                     raise SamplingParamsError(f"bad_words holds {word!r}: {error.message}") from error
         found.pop((), None)
         return list(found)
+
+
+def _following(
+    engine_ids: Sequence[str], prompt_token_ids: Sequence[int], first: SamplingParams, seed: int
+) -> list[_Answer]:
+    """All answers but the first, whose seed is given. When they enter is the queue's to say, and shows in no token."""
+    return [
+        # The prompt is scored once: a request that has it scored computes it all, and finds nothing cached.
+        _Answer(engine_id, prompt_token_ids, replace(first, seed=(seed + index) % 2**64, prompt_logprobs=None))
+        for index, engine_id in enumerate(engine_ids[1:], 1)
+    ]

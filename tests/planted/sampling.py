@@ -171,8 +171,8 @@ FAULTS = (
     ),
     _engine(
         name="requests without a seed draw alike",
-        old="seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,",
-        new="seed=0 if params.seed is None else params.seed,",
+        old="seed = self._seeds.getrandbits(64) if params.seed is None else params.seed",
+        new="seed = 0 if params.seed is None else params.seed",
         why="Everybody gets the same answer.",
         killers=(
             "tests/unit/inference/test_engine.py::"
@@ -182,8 +182,8 @@ FAULTS = (
     _fault(
         name="n answers of one seed are the same",
         file="weft/text_engine.py",
-        old="(params.seed + index) % 2**64",
-        new="params.seed % 2**64",
+        old="(seed + index) % 2**64",
+        new="seed % 2**64",
         why="vllm#10980.",
         killers=("tests/unit/test_text_engine.py::test_each_of_n_answers_is_what_its_seed_says_alone",),
     ),

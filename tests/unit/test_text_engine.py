@@ -43,9 +43,10 @@ def added(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Sampling
     asked: list[tuple[str, SamplingParams]] = []
     plain = llm.engine.add_request
 
-    def noted(request_id: str, prompt: Any, params: SamplingParams, **options: Any) -> None:
-        plain(request_id, prompt, params, **options)
+    def noted(request_id: str, prompt: Any, params: SamplingParams, **options: Any) -> int:
+        seed = plain(request_id, prompt, params, **options)
         asked.append((request_id, params))
+        return seed
 
     monkeypatch.setattr(llm.engine, "add_request", noted)
     return asked
@@ -74,7 +75,10 @@ def test_each_of_n_answers_is_what_its_seed_says_alone(llm: LLM, seed: int) -> N
 def test_without_a_seed_n_answers_differ(llm: LLM, added: list[tuple[str, SamplingParams]]) -> None:
     (output,) = run(llm, PROMPT, replace(WARM, n=3, seed=None))
     assert len({tuple(answer.token_ids) for answer in output.outputs}) == 3
-    assert [params.seed for _, params in added] == [None] * 3
+    first, second, third = [params.seed for _, params in added]
+    assert first is None, "the engine draws it, for all of them"
+    assert second is not None
+    assert third == (second + 1) % 2**64
 
 
 def test_the_others_follow_when_the_first_has_a_token_and_find_its_blocks(
@@ -196,7 +200,7 @@ def test_many_requests_cost_no_more_each_than_few(llm: LLM, monkeypatch: pytest.
 
 def test_the_engine_is_asked_for_tokens_only(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[SamplingParams] = []
-    monkeypatch.setattr(llm.engine, "add_request", lambda name, prompt, params: asked.append(params))
+    monkeypatch.setattr(llm.engine, "add_request", lambda name, prompt, params: asked.append(params) or 0)
     text = TextEngine(llm.engine, llm.tokenizer)
     params = replace(
         WARM, n=2, stop=["x"], include_stop_str_in_output=True, skip_special_tokens=False, bad_words=["row", (7, 8)]

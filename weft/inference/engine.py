@@ -64,6 +64,7 @@ class Engine:
             geometry=self.geometry,
             vocab_size=self.vocab_size,
             eos_token_ids=self.eos_token_ids,
+            max_queued_tokens=config.scheduler.max_num_queued_tokens,
             max_logprob_entries=config.model.max_logprob_entries,
         )
         self._runner = ready.runner
@@ -101,8 +102,8 @@ class Engine:
         user: str | None = None,
         ttft_deadline_s: float | None = None,
         cache_salt: str | None = None,
-    ) -> None:
-        """Queue a request.
+    ) -> int:
+        """Queue a request; the seed of its noise, its own or the one drawn for it.
 
         priority: smaller is sooner, for the policy priority.   user: whose share it is, for the policy fair.
         ttft_deadline_s: seconds from now to its first token, for the policy deadline.
@@ -119,13 +120,14 @@ class Engine:
         check_options(priority=priority, user=user, ttft_deadline_s=ttft_deadline_s, cache_salt=cache_salt)
         self._check_queue(len(token_ids))
         self._num_calls += 1
+        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         self._pipeline.add(
             Request(
                 request_id=request_id,
                 token_ids=token_ids,
                 num_prompt_tokens=len(token_ids),
                 params=params,
-                seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
+                seed=seed,
                 stop_token_ids=self._inputs.stop_token_ids(params),
                 max_len=self._inputs.max_len(len(token_ids), params),
                 cache_salt=cache_salt,
@@ -135,6 +137,7 @@ class Engine:
                 ttft_deadline_s=None if ttft_deadline_s is None else float(ttft_deadline_s),
             )
         )
+        return seed
 
     @property
     def overlaps(self) -> bool:
@@ -176,6 +179,14 @@ class Engine:
     def abort(self, request_id: str) -> StepOutput | None:
         """`finish` for a caller who no longer wants the answer."""
         return self.finish(request_id, "abort")
+
+    def has_room_for(self, num_tokens: int) -> bool:
+        """Whether a prompt of so many tokens may wait now, as far as the limits of the queue go."""
+        try:
+            self._check_queue(num_tokens)
+        except QueueFullError:
+            return False
+        return True
 
     def _check_queue(self, num_tokens: int) -> None:
         requests, tokens = self._queue_limits

@@ -28,13 +28,15 @@ class InputProcessor:
         geometry: BlockGeometry,
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
-        max_logprob_entries: int | None,
+        max_queued_tokens: int | None = None,
+        max_logprob_entries: int | None = None,
     ) -> None:
-        """max_logprob_entries: see `ModelConfig`."""
+        """max_queued_tokens, max_logprob_entries: see `SchedulerConfig` and `ModelConfig`."""
         self._limits = limits
         self._geometry = geometry
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
+        self._max_queued_tokens = max_queued_tokens
         self._max_logprob_entries = max_logprob_entries
 
     def check(self, token_ids: list[int], params: SamplingParams) -> None:
@@ -61,6 +63,12 @@ class InputProcessor:
                 f"the prompt of {len(token_ids)} tokens and max_tokens={shown(params.max_tokens)} make {longest} "
                 f"tokens, and the pool holds {self._geometry.num_blocks * self._geometry.block_size}",
                 hint="lower max_tokens or raise num_blocks",
+            )
+        if self._max_queued_tokens is not None and len(token_ids) > self._max_queued_tokens:  # no later time would do
+            raise RequestError(
+                f"the prompt has {len(token_ids)} tokens, and max_num_queued_tokens={self._max_queued_tokens} may wait "
+                "at most",
+                hint="shorten the prompt or raise max_num_queued_tokens",
             )
         num_new_tokens = self.max_len(len(token_ids), params) - len(token_ids)
         self._check_params(params, num_new_tokens=num_new_tokens)

@@ -18,7 +18,7 @@ def inputs() -> InputProcessor:
     """Of an engine whose pool (24 tokens) is smaller than its context (64)."""
     limits = Limits(max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64)
     geometry = BlockGeometry(block_size=8, num_blocks=3, shareable=True)
-    return InputProcessor(limits=limits, geometry=geometry, vocab_size=11, eos_token_ids=EOS, max_logprob_entries=None)
+    return InputProcessor(limits=limits, geometry=geometry, vocab_size=11, eos_token_ids=EOS)
 
 
 @pytest.mark.parametrize(("num_prompt_tokens", "max_tokens", "expected"), [(1, 5, 6), (60, 9, 64), (1, None, 25)])
