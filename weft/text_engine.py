@@ -77,6 +77,9 @@ class TextEngine:
         except RequestError:
             self._processor.forget(request_id)
             raise
+        except BaseException:  # interrupted: the other answers need the seed that only a call that returns has given
+            self.abort(request_id)
+            raise
         finally:
             self._num_calls = self.engine.num_calls
 

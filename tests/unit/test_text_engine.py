@@ -72,6 +72,33 @@ def test_each_of_n_answers_is_what_its_seed_says_alone(llm: LLM, seed: int) -> N
     assert len({tuple(answer.token_ids) for answer in together.outputs}) == 4
 
 
+@pytest.mark.parametrize("has_entered", [False, True])
+def test_an_interrupted_request_is_gone_and_can_come_again(
+    has_entered: bool, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other answers follow from the seed that the engine returns: without it the first would stand alone."""
+    enter = llm.engine.add_request
+
+    def interrupted(*arguments: Any) -> int:
+        if has_entered:
+            enter(*arguments)
+        raise KeyboardInterrupt
+
+    text = TextEngine(llm.engine, llm.tokenizer)
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine, "add_request", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            text.add_request("r", None, PROMPT, replace(WARM, n=3))
+    assert not text.has_unfinished_requests()
+    assert not llm.engine.has_unfinished_requests()
+    text.add_request("r", None, PROMPT, replace(WARM, n=3))
+    outputs = []
+    while text.has_unfinished_requests():
+        outputs += text.step()
+    assert llm.engine.step() == []
+    assert [[answer.finish_reason for answer in output.outputs] for output in outputs] == [["length"] * 3]
+
+
 def test_without_a_seed_n_answers_differ(llm: LLM, added: list[tuple[str, SamplingParams]]) -> None:
     (output,) = run(llm, PROMPT, replace(WARM, n=3, seed=None))
     assert len({tuple(answer.token_ids) for answer in output.outputs}) == 3
