@@ -1,6 +1,5 @@
 """Decode steps alone: what is counted, at which context, and that waits for a device are no work of the host."""
 
-from time import sleep
 from typing import Any
 
 import pytest
@@ -101,17 +100,22 @@ def test_the_host_is_what_a_step_takes_without_its_waits(monkeypatch: pytest.Mon
     engine = tiny_engine()
     decode = SteadyDecode(engine, batch=1, context=50, seed=0, **EXTENT)
     decode.measure(lambda: None)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *arguments: sleep(0.2))
-    step = engine.step
+    now, step = 0.0, engine.step
+
+    def passes(seconds: float) -> None:
+        nonlocal now
+        now += seconds
 
     def waiting() -> Any:
+        passes(0.25)  # work
         torch.cuda.synchronize()
         return step()
 
+    for module in ("decode_steps", "device_waits"):
+        monkeypatch.setattr(f"weft.benchmark.{module}.perf_counter", lambda: now)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *arguments: passes(8.0))
     monkeypatch.setattr(engine, "step", waiting)
-    host = decode.host_seconds()
-    assert len(host) == 6
-    assert 0 < min(host) < 0.2
+    assert decode.host_seconds() == [0.25] * 6
 
 
 def test_rows_stand_beside_the_prototype_and_the_limit() -> None:

@@ -1,5 +1,6 @@
 """What a user calls a model becomes one checkpoint on this machine, or an error that says what was looked for."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -50,11 +51,14 @@ def test_the_alias_opens_as_its_model() -> None:
 @pytest.mark.parametrize(
     "model", ["no-such-model", "nobody/no-such-model", "not a repo id", "a--b", "x" * 200, "x" * 300]
 )
-def test_an_unknown_name_is_refused_at_once_offline(model: str) -> None:
-    start = time.perf_counter()
+def test_an_unknown_name_is_refused_at_once_offline(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(*given: object, **named: object) -> None:
+        pytest.fail("something is asked that may take its time to answer")
+
+    for owner, name in ((socket, "getaddrinfo"), (socket.socket, "connect"), (time, "sleep")):
+        monkeypatch.setattr(owner, name, waits)
     with pytest.raises(CheckpointNotFoundError, match=r"no alias, no local folder.*\nhint: aliases: smollm2-135m"):
         open_checkpoint(model)
-    assert time.perf_counter() - start < 5
 
 
 @pytest.mark.parametrize(
