@@ -1,5 +1,6 @@
 """`weft chat` on a terminal of its own: what is typed, interrupted and shown, with a model that answers at once."""
 
+import codecs
 import os
 import re
 import select
@@ -53,6 +54,7 @@ class Terminal:
         )
         os.close(inner)
         self.shown = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
 
     def type(self, keys: str, *, until: str) -> str:
         """What is shown from now on, up to this; the line that is typed is shown too."""
@@ -61,7 +63,7 @@ class Terminal:
         while re.search(until, self.shown[begin:]) is None:
             assert select.select([self.end], [], [], deadline - time.monotonic())[0], self.shown
             try:
-                self.shown += os.read(self.end, 4096).decode()
+                self.shown += self._decoder.decode(os.read(self.end, 4096))
             except OSError:  # Linux: the other end is closed
                 break
         return self.shown[begin:].replace("\r", "")
@@ -109,4 +111,4 @@ def test_a_conversation_on_a_terminal(terminal: Terminal) -> None:
     assert "did you mean '/reset'?" in terminal.type("/rset\r", until=r"\?\s+> $")
     assert "1:new␛" in terminal.type("/reset\rnew\r", until=r"␛.*\s+> $")
     assert "left False" in terminal.type("\x04", until="left False")  # one command was unknown
-    assert terminal.process.wait(10) == 0
+    assert terminal.process.wait(60) == 0
