@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -24,13 +25,12 @@ if not HERE:
     sys.modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: "NO_GPU" not in os.environ))
 """
 ALL_OUTCOMES = """
-import time, pytest
+import pytest
 pytestmark = pytest.mark.gpu
 
 def test_passes(request):
     request.node.user_properties.append(("weft_positions", 3))
     print("said there")
-    time.sleep(0.02)
 
 def test_fails():
     print("said before it failed")
@@ -62,6 +62,16 @@ class TestClass:
     @pytest.mark.parametrize("value", ["a[b]", "ü::c", "with space"])
     def test_names(self, value): ...
 """
+# What the first of them takes is made up: no machine is so busy that it takes another time.
+TAKES = """
+import pytest
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if item.name == "test_passes" and call.when == "call":
+        report.duration = 123.45
+    return report
+"""
 SUBPROCESS = ("-p", "pytest_weft", "--weft-runner=subprocess")
 
 
@@ -82,11 +92,12 @@ def test_what_ran_elsewhere_is_told_as_if_it_had_run_here(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     pytester.makepyfile(test_all=ALL_OUTCOMES, test_here="def test_local(): print('said here')")
+    pytester.makeconftest(CONFTEST + TAKES)
     told = []
     for options in (("-p", "pytest_weft", "test_here.py", "test_all.py"), SUBPROCESS):
         result = pytester.runpytest(*options, "-v", "-rA", "--durations=0", "--junitxml=out.xml")
         result.assert_outcomes(passed=6, failed=2, skipped=2, xfailed=1, errors=2)
-        result.stdout.re_match_lines([r"0\.0[2-9]s call .*test_passes"])
+        result.stdout.fnmatch_lines(["123.45s call *test_passes"])
         lines = [line for line in result.outlines if not re.match(r"a process here|=|\(|\d+\.\d+s ", line)]
         xml = re.sub(r'time(stamp)?="[^"]*"', "", (pytester.path / "out.xml").read_text())
         told.append(("\n".join(lines), xml, failed_last(pytester)))
@@ -98,17 +109,22 @@ def test_what_ran_elsewhere_is_told_as_if_it_had_run_here(
 def test_a_dead_worker_fails_every_test_that_it_leaves(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
-        import os, signal, subprocess, pytest
+        import os, signal, subprocess, sys, pytest
+        from pathlib import Path
         pytestmark = pytest.mark.gpu
+        HOLDS = "import time; from pathlib import Path; time.sleep(120); Path('ended').touch()"
         def test_before(): ...
         def test_dies():
-            subprocess.Popen(["sleep", "20"], close_fds=False)  # which holds the pipe open
+            holds = subprocess.Popen([sys.executable, "-c", HOLDS], close_fds=False)  # the pipe, open
+            Path("holds").write_text(str(holds.pid))
             print("last words", flush=True)
             os.kill(os.getpid(), signal.SIGSEGV)
         def test_after(): ...
         """
     )
     result = pytester.runpytest(*SUBPROCESS, "-v", "-s")
+    assert not (pytester.path / "ended").exists(), "whoever holds the pipe is waited for"
+    os.kill(int((pytester.path / "holds").read_text()), signal.SIGKILL)
     result.assert_outcomes(passed=1, failed=2)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
@@ -121,7 +137,6 @@ def test_a_dead_worker_fails_every_test_that_it_leaves(pytester: pytest.Pytester
     )
     failures = result.stdout.str().partition("short test summary")[0]  # where CI repeats whole messages
     assert failures.count("the end of its output") == 1
-    assert result.duration < 15
     assert len(failed_last(pytester)) == 2
 
 
