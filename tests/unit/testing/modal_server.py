@@ -144,7 +144,7 @@ def modal_server(*, restarts: bool = False) -> Iterator[tuple[str, _Calls]]:
         await server.start("127.0.0.1", 0)
         return server
 
-    server = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    server = asyncio.run_coroutine_threadsafe(start(), loop).result(60)
     try:
         yield f"http://127.0.0.1:{server._server.sockets[0].getsockname()[1]}", calls
     finally:
@@ -153,7 +153,7 @@ def modal_server(*, restarts: bool = False) -> Iterator[tuple[str, _Calls]]:
             server.close()
             await server.wait_closed()
 
-        asyncio.run_coroutine_threadsafe(stop(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(stop(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()
