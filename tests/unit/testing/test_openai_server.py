@@ -117,13 +117,23 @@ def test_a_server_that_speaks_another_language_is_an_error_that_shows_what_it_sa
         openai.ENGINE(model, url)
 
 
-@pytest.mark.parametrize(("where", "limit"), [("models", "_LISTING_TIMEOUT_S"), ("probes", "_TIMEOUT_S")])
+@pytest.mark.parametrize(
+    ("where", "limit", "path"),
+    [("models", "_LISTING_TIMEOUT_S", "/models"), ("probes", "_TIMEOUT_S", "/completions")],
+    ids=["models", "probes"],
+)
 def test_a_server_that_never_answers_is_waited_for_no_longer_than_was_said(
-    model: ModelUnderTest, script: type[Scripted], url: str, where: str, limit: str, monkeypatch: pytest.MonkeyPatch
+    model: ModelUnderTest,
+    script: type[Scripted],
+    url: str,
+    where: str,
+    limit: str,
+    path: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(openai, limit, 0.05)
     setattr(script, where, "wait")
-    with pytest.raises(ConfigError, match=rf"no answer to /{'models' if where == 'models' else 'completions'} within 0\.05 s"):
+    with pytest.raises(ConfigError, match=rf"no answer to {path} within 0\.05 s"):
         openai.ENGINE(model, url)
 
 
