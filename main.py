@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from uuid import uuid4
 
-from weft.config import DTYPE_ALIASES, DTYPES, EngineConfig, writable
+from weft.config import DTYPE_ALIASES, DTYPES, EngineConfig
 from weft.errors import ConfigError, RequestError, WeftError
+from weft.options import writable
 from weft.testing.prompts import STANDING_PROMPTS, read_prompts
 from weft.testing.remote.gpu_names import DEFAULT_GPU, checked_gpu
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 from tqdm import tqdm
 
-from weft.config import EngineConfig, strict_call
+from weft.config import EngineConfig
 from weft.errors import InvalidPromptsError, RequestError, SamplingParamsError, nearest, shown
 from weft.inference.engine import Engine
 from weft.inference.input_processor import as_token_ids
@@ -22,6 +22,7 @@ from weft.inference.sampling_params import SamplingParams
 from weft.inference.startup import check, check_options
 from weft.model_defaults import default_params
 from weft.models.checkpoint.source import open_checkpoint
+from weft.options import strict_call
 from weft.outputs import RequestOutput
 from weft.text_engine import TextEngine
 from weft.tokenizer.chat import RESERVED

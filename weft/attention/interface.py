@@ -11,9 +11,10 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from weft.batch import Batch
-from weft.config import BlockGeometry, CacheConfig, Limits, positive
+from weft.config import BlockGeometry, CacheConfig, Limits
 from weft.errors import ConfigError
 from weft.layers.operations import Attend
+from weft.options import positive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,11 @@ from weft.attention.fixed_order import FixedOrderAttend
 from weft.attention.interface import AttentionBackend, AttentionSpec
 from weft.attention.ragged import RaggedAttend, Span
 from weft.batch import Batch, GroupTables, SamplingRows
-from weft.config import CacheConfig, Limits, positive
+from weft.config import CacheConfig, Limits
 from weft.errors import ConfigError
 from weft.layers.heads import HeadTransform
 from weft.layers.operations import Attend
+from weft.options import positive
 
 
 class PackedStore:

@@ -6,8 +6,8 @@ from typing import Any
 
 from weft.benchmark.json_lines import is_finite, read_lines, reason_against_texts
 from weft.benchmark.one_line import one_line
-from weft.config import writable
 from weft.errors import ConfigError, shown
+from weft.options import writable
 
 _EXIT = "exit status: 0 nothing has shifted, 1 something has since the last look, 2 an error"
 

@@ -9,7 +9,8 @@ from typing import Any
 from weft.benchmark.ab.command import add_ab
 from weft.benchmark.changes_command import add_changes
 from weft.benchmark.experiments import Experiment, known_experiments
-from weft.config import ModelConfig, writable
+from weft.config import ModelConfig
+from weft.options import writable
 
 _EXIT = "exit status: 0 measured, 1 something failed or could not be measured at all (its row says why), 2 an error"
 

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.config import DTYPE_ALIASES, DTYPES, positive
+from weft.config import DTYPE_ALIASES, DTYPES
 from weft.errors import ConfigError
+from weft.options import positive
 
 
 def option(default: Any, meaning: str) -> Any:

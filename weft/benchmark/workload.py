@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from weft.config import positive
 from weft.errors import ConfigError
+from weft.options import positive
 
 
 @dataclass(frozen=True, kw_only=True)

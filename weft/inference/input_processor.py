@@ -4,7 +4,7 @@ import operator
 from collections.abc import Iterable, Mapping, Set
 from typing import SupportsIndex, cast
 
-from weft.config import BlockGeometry, Limits, is_duration
+from weft.config import BlockGeometry, Limits
 from weft.errors import (
     ContextLengthError,
     EmptyPromptError,
@@ -14,6 +14,7 @@ from weft.errors import (
     shown,
 )
 from weft.inference.sampling_params import SamplingParams
+from weft.options import is_duration
 
 MAX_PRIORITY = 2**53  # whole numbers up to here are exact in a float, in which policies reckon
 

@@ -6,8 +6,8 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
-from weft.config import strict
 from weft.errors import SamplingParamsError, shown
+from weft.options import strict
 
 MAX_TEMPERATURE = 1e37  # times the largest noise, 17.4, it is finite in float32
 MAX_REPETITION_PENALTY = 1e6  # and its inverse the least: logits times or by it stay finite in float32

@@ -8,8 +8,9 @@ from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import Any
 
-from weft.config import DTYPE_ALIASES, DTYPES, ModelConfig, positive, writable
+from weft.config import DTYPE_ALIASES, DTYPES, ModelConfig
 from weft.errors import ConfigError
+from weft.options import positive, writable
 
 _EXAMPLES = """\
 examples:

@@ -9,8 +9,8 @@ from weft.benchmark.experiments import ANYWHERE, Experiment
 from weft.benchmark.options import numbers, option
 from weft.benchmark.progress import Progress
 from weft.benchmark.row import Row, Target
-from weft.config import positive
 from weft.errors import ConfigError
+from weft.options import positive
 
 _FALSE_ALARMS = Target(relation="<=", value=1.0)  # per cent: the errors that a bound is allowed
 _POWER = {5: Target(relation=">=", value=95.0), 10: Target(relation=">=", value=99.0)}

@@ -9,8 +9,8 @@ from weft.benchmark.experiments import Experiment
 from weft.benchmark.options import option
 from weft.benchmark.progress import Progress
 from weft.benchmark.row import Row
-from weft.config import positive
 from weft.errors import ConfigError
+from weft.options import positive
 
 if TYPE_CHECKING:
     from weft.benchmark.kernels.contender import Place

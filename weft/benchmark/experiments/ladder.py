@@ -10,8 +10,8 @@ from weft.benchmark.progress import Progress
 from weft.benchmark.row import Row
 from weft.benchmark.rungs import RUNGS, Rung
 from weft.benchmark.suites import chosen_suites
-from weft.config import positive
 from weft.errors import ConfigError
+from weft.options import positive
 
 
 @dataclass(frozen=True, kw_only=True)

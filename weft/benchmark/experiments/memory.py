@@ -12,7 +12,7 @@ from weft.benchmark.options import ModelOptions, option
 from weft.benchmark.progress import Progress
 from weft.benchmark.row import Row, Target
 from weft.benchmark.workload import Lengths, Workload, mixed_workload
-from weft.config import positive
+from weft.options import positive
 
 if TYPE_CHECKING:
     from weft.benchmark.served_model import ServedModel

@@ -9,8 +9,8 @@ from weft.benchmark.experiments import ANYWHERE, Experiment
 from weft.benchmark.options import option
 from weft.benchmark.progress import Progress
 from weft.benchmark.row import Row, Target
-from weft.config import positive
 from weft.errors import ConfigError
+from weft.options import positive
 
 SOON = 14  # nights within which a shift is to be found
 _FALSE_ALARMS = Target(relation="<=", value=5.0)  # per cent of histories

@@ -18,8 +18,8 @@ from weft.benchmark.row import Row, Target
 from weft.benchmark.suites import SUITES, chosen_suites
 from weft.benchmark.systems import System, check_system, find_system
 from weft.benchmark.workload import Lengths, Workload, mixed_workload, num_equal
-from weft.config import positive
 from weft.errors import ConfigError, WeftError
+from weft.options import positive
 
 if TYPE_CHECKING:
     from weft.benchmark.served_model import ServedModel

@@ -13,8 +13,9 @@ from weft.benchmark.experiments import ANYWHERE, Experiment
 from weft.benchmark.options import numbers, option
 from weft.benchmark.progress import Progress
 from weft.benchmark.row import Row
-from weft.config import ModelConfig, positive
+from weft.config import ModelConfig
 from weft.errors import ConfigError
+from weft.options import positive
 
 if TYPE_CHECKING:
     from weft.layers.kernel_choice import ProductShape, Use

@@ -11,7 +11,7 @@ from weft.benchmark.measure import spread
 from weft.benchmark.options import numbers, option
 from weft.benchmark.progress import Progress
 from weft.benchmark.row import Row
-from weft.config import positive
+from weft.options import positive
 
 if TYPE_CHECKING:
     from weft.benchmark.served_model import ServedModel

@@ -14,13 +14,14 @@ from weft.benchmark.measure import quantile
 from weft.benchmark.options import option
 from weft.benchmark.progress import Progress
 from weft.benchmark.row import Row, Target
-from weft.config import BlockGeometry, SchedulerConfig, positive
+from weft.config import BlockGeometry, SchedulerConfig
 from weft.errors import ConfigError
 from weft.inference.policies import build_policy, find_policy
 from weft.inference.prefix_cache import PrefixCache
 from weft.inference.request import Request
 from weft.inference.sampling_params import SamplingParams
 from weft.inference.scheduler import Scheduler
+from weft.options import positive
 
 _LOOKUP = Target(relation="<", value=1000.0)  # microseconds
 _DECODE_STEP = Target(relation="<=", value=300.0)  # microseconds, of 256 running requests

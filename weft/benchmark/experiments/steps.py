@@ -22,8 +22,8 @@ from weft.benchmark.published import (
     STEP_OVER_PROTOTYPE,
 )
 from weft.benchmark.row import Row
-from weft.config import positive
 from weft.errors import ConfigError
+from weft.options import positive
 
 if TYPE_CHECKING:
     from weft.benchmark.decode_steps import DecodeTimes

@@ -14,10 +14,10 @@ from weft.benchmark.experiments import ANYWHERE, Experiment
 from weft.benchmark.options import option
 from weft.benchmark.progress import Progress
 from weft.benchmark.row import Row, Target
-from weft.config import positive
 from weft.inference.sampling_params import SamplingParams
 from weft.inference.step_output import StepOutput
 from weft.inference.token_logprobs import TokenLogprobs
+from weft.options import positive
 from weft.testing.prompts import STANDING_PROMPTS
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from weft.config import writable
 from weft.errors import ConfigError
+from weft.options import writable
 from weft.testing.planted.choice import choose
 from weft.testing.planted.fault import Catalogue
 from weft.testing.planted.report import progress_line, show, summary, write_json
