@@ -11,6 +11,7 @@ _INTERRUPTS = (
     "tests/unit/inference/test_interrupts.py::test_an_interrupt_in_coming_or_going_leaves_no_count_and_no_debt_behind"
 )
 _scheduler = partial(Fault, file="weft/inference/scheduler.py", tier="tests/unit")
+_draft = partial(Fault, file="weft/inference/draft.py", tier="tests/unit")
 _request = partial(Fault, file="weft/inference/request.py", tier="tests/unit")
 _scores = partial(Fault, file="weft/inference/prompt_scores.py", tier="tests/unit")
 
@@ -78,7 +79,7 @@ FAULTS = (
         why="What was found is evicted for the blocks that follow it.",
         killers=(f"{_LAW}[the_pool_says_nothing_about_the_output]",),
     ),
-    _scheduler(
+    _draft(
         name="a preempted request keeps its blocks in the plan",
         old="for part in (self.admissions, self.new_blocks, self.copies):",
         new="for part in ():",
@@ -136,7 +137,7 @@ FAULTS = (
         why="Each attempt to come in takes another reference.",
         killers=(f"{_LAW}[the_pool_says_nothing_about_the_output]",),
     ),
-    _scheduler(
+    _draft(
         name="tokens found by who was admitted and preempted in one step count as found",
         old="            request.num_cached_tokens = 0  # what was found may be gone when it is admitted again\n",
         new="            pass\n",

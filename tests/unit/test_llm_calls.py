@@ -11,11 +11,20 @@ from tests.unit.inference.interrupts import interrupted_at
 from tests.unit.test_llm import GREEDY, save_text_model, texts
 from weft import LLM, SamplingParams, llm, output_processor, text_engine
 from weft.errors import RequestError
-from weft.inference import block_allocator, engine, pipeline, prefix_cache, prompt_scores, scheduler
+from weft.inference import (
+    block_allocator,
+    draft,
+    engine,
+    input_processor,
+    pipeline,
+    prefix_cache,
+    prompt_scores,
+    scheduler,
+)
 from weft.text_engine import TextEngine
 
 TEXT = (llm, output_processor, text_engine)
-TOKENS = (engine, block_allocator, pipeline, prefix_cache, prompt_scores, scheduler)
+TOKENS = (engine, input_processor, block_allocator, draft, pipeline, prefix_cache, prompt_scores, scheduler)
 FILES = {module.__file__ for module in (*TEXT, *TOKENS)}
 PROMPTS = ["row by row", "warp", [9, 8, 7]]
 STRIDE = 691

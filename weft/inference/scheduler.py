@@ -6,72 +6,18 @@ be planned while the one before is under way: what that one samples counts alrea
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, cast
 
 from weft.config import BlockGeometry, SchedulerConfig
 from weft.inference import failures
 from weft.inference.block_allocator import BlockAllocator
-from weft.inference.plan import Admission, NewBlocks, PromptRows, StepPlan
+from weft.inference.draft import Draft, Step
+from weft.inference.plan import Admission, NewBlocks, StepPlan
 from weft.inference.policies.interface import Policy
 from weft.inference.prefix_cache import PrefixCache
 from weft.inference.prompt_scores import PromptScores
 from weft.inference.request import FinishReason, Request
 from weft.inference.step_output import StepOutput
 from weft.inference.token_logprobs import StepLogprobs
-
-
-@dataclass(slots=True)
-class _Draft:
-    """The plan under construction. Each part is kept by request, so that a preempted one goes as a whole."""
-
-    num_new_tokens: dict[Request, int] = field(default_factory=dict)
-    chunk_ends: dict[Request, int] = field(default_factory=dict)  # of chunks that stop short of the request's end
-    admissions: dict[Request, Admission] = field(default_factory=dict)
-    new_blocks: dict[Request, NewBlocks] = field(default_factory=dict)
-    copies: dict[Request, tuple[int, int]] = field(default_factory=dict)
-    preempted: list[Request] = field(default_factory=list)
-    is_short: bool = False  # of room for somebody who runs
-
-    def preempt(self, request: Request) -> int:
-        """Take out a request that has lost its blocks; the tokens that it leaves to others."""
-        self.preempted.append(request)
-        if request in self.admissions and not request.has_started:
-            request.num_cached_tokens = 0  # what was found may be gone when it is admitted again
-        for part in (self.admissions, self.new_blocks, self.copies):
-            part.pop(request, None)
-        return self.withdraw(request)
-
-    def withdraw(self, request: Request) -> int:
-        """Give a request nothing in this step; the tokens that it leaves to others."""
-        self.is_short = True
-        self.chunk_ends.pop(request, None)
-        return self.num_new_tokens.pop(request, 0)
-
-    def step(self, prompt_rows: tuple[PromptRows, ...]) -> "_Step":
-        # Whole columns, and no call a request: what a step of hundreds of requests affords in plain Python.
-        requests, chunk_ends = list(self.num_new_tokens), self.chunk_ends
-        ends = [int(request not in chunk_ends) for request in requests] if chunk_ends else [1] * len(requests)
-        plan = StepPlan(
-            request_ids=tuple([request.request_id for request in requests]),
-            rows=cast("tuple[int, ...]", tuple([request.row for request in requests])),
-            num_new_tokens=tuple(self.num_new_tokens.values()),
-            num_logit_rows=tuple(ends),
-            admissions=tuple(self.admissions.values()),
-            new_blocks=(tuple(self.new_blocks.values()),),
-            block_copies=tuple(self.copies.values()),
-            preempted_ids=tuple(request.request_id for request in self.preempted),
-            prompt_rows=prompt_rows,
-        )
-        return _Step(plan, requests, chunk_ends)
-
-
-class _Step(NamedTuple):
-    """A step under way. Requests, not ids or rows: both may belong to others by the time its tokens are read."""
-
-    plan: StepPlan
-    requests: list[Request]
-    chunk_ends: dict[Request, int]
 
 
 class Scheduler:
@@ -91,7 +37,7 @@ class Scheduler:
         # They keep row and blocks and only await a token that is sampled already and ends them by length.
         self._ending: dict[str, Request] = {}
         self._prompt_scores = PromptScores()
-        self._under_way: deque[_Step] = deque()  # steps whose tokens have not been read, oldest first
+        self._under_way: deque[Step] = deque()  # steps whose tokens have not been read, oldest first
         self._num_waiting_tokens = 0
 
     def __contains__(self, request_id: str) -> bool:
@@ -141,7 +87,7 @@ class Scheduler:
         left = self._config.max_num_batched_tokens
         chunk = self._config.max_chunk_tokens or left
         size = self._geometry.block_size
-        draft = _Draft()
+        draft = Draft()
         counts, running, free_rows = draft.num_new_tokens, self._running, self._free_rows
         open_door = True  # to those who wait
         for request in self._policy.candidates(self):
@@ -271,7 +217,7 @@ class Scheduler:
             self._num_waiting_tokens -= self._waiting.pop(request_id).num_tokens
         return StepOutput(request_id, new_token_ids, True, reason, stop_token, request.num_cached_tokens)
 
-    def _launch(self, draft: _Draft) -> StepPlan:
+    def _launch(self, draft: Draft) -> StepPlan:
         """Count as computed and sampled what the step will compute and sample."""
         chunk_ends = draft.chunk_ends
         prompt_rows = self._prompt_scores.plan(draft.num_new_tokens) if self._prompt_scores else ()
@@ -291,7 +237,7 @@ class Scheduler:
         assert self._under_way or not self.has_requests, "requests wait and the step schedules none"
         return step.plan
 
-    def _admit(self, request: Request, most: int, draft: _Draft) -> bool:
+    def _admit(self, request: Request, most: int, draft: Draft) -> bool:
         """Give a waiting request a row, what of its prefix is cached, and room for its first `most` tokens.
 
         False, and nothing has changed, if any of these is missing: an admission takes nothing from those who run. The
@@ -348,7 +294,7 @@ class Scheduler:
             return []
         return self._prefixes.lookup(request.token_ids, request.cache_salt)
 
-    def _grow(self, request: Request, end: int, draft: _Draft) -> bool:
+    def _grow(self, request: Request, end: int, draft: Draft) -> bool:
         """Find blocks for the tokens of a running request, up to `end`; False if the pool is dry."""
         held = len(request.blocks)
         blocks = self._allocator.allocate(self._geometry.blocks_for(end) - held)

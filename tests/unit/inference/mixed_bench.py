@@ -27,7 +27,17 @@ from weft.outputs import PlaceLogprobs, RequestOutput
 
 MODULES = (
     *("device_state", "processors", "row_processing", "step_processing", "processing", "logprobs", "sampler"),
-    *("step_sizes", "step_program", "prompt_scores", "scheduler", "pipeline", "runner", "engine"),
+    *(
+        "step_sizes",
+        "step_program",
+        "prompt_scores",
+        "draft",
+        "scheduler",
+        "pipeline",
+        "runner",
+        "input_processor",
+        "engine",
+    ),
     *("weft.stop_strings", "weft.output_processor", "weft.text_engine"),
 )
 # Kernels would run in Triton's interpreter, a hundredth of a second each; that they equal these is their tests' matter.

@@ -7,10 +7,10 @@ import pytest
 
 from tests.unit.inference.interrupts import interrupted_at
 from tests.unit.inference.toy_bench import Bench
-from weft.inference import block_allocator, pipeline, prefix_cache, prompt_scores, scheduler
+from weft.inference import block_allocator, draft, pipeline, prefix_cache, prompt_scores, scheduler
 
 X = [1, 2, 3, 4, 5, 6]
-PARTS = {module.__file__ for module in (block_allocator, pipeline, prefix_cache, prompt_scores, scheduler)}
+PARTS = {module.__file__ for module in (block_allocator, draft, pipeline, prefix_cache, prompt_scores, scheduler)}
 STRIDE = 71
 
 

@@ -254,7 +254,7 @@ FAULTS = [
     fault(
         "a preempted request keeps its blocks in the plan",
         who_gives_way_leaves_the_step,
-        ("scheduler", "for part in (self.admissions, self.new_blocks, self.copies):", "for part in ():"),
+        ("draft", "for part in (self.admissions, self.new_blocks, self.copies):", "for part in ():"),
     ),
     fault(
         "a shared block is free when the first of its owners ends",

@@ -167,6 +167,6 @@ def fault(report: str, law: Callable[[ModuleType], None], *edits: tuple[str, str
 @contextmanager
 def planted(edits: Sequence[tuple[str, str, str]]) -> Iterator[ModuleType]:
     """The scheduler's module with the edits made to it and to what it imports; nobody else sees them."""
-    names = ("block_allocator", "prefix_cache", "policies.fair", "prompt_scores", "scheduler", "pipeline")
+    names = ("block_allocator", "prefix_cache", "policies.fair", "prompt_scores", "draft", "scheduler", "pipeline")
     with planted_in(names, edits) as made:
         yield made["scheduler"]
