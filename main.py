@@ -71,10 +71,14 @@ def _collect(options: argparse.Namespace) -> int:
     from weft.benchmark.progress import show_bars, show_nothing
 
     experiments = chosen(options.collect)
+    root = Path(__file__).resolve().parent
+    folder = root / "results"
+    if options.json is None:
+        folder.mkdir(exist_ok=True)
+        writable("--collect: rows in", folder / "cpu.jsonl")  # as good as any: which device it will be is not known yet
     writable("--json", options.json)
     progress = show_bars if sys.stderr.isatty() else show_nothing
-    root = Path(__file__).resolve().parent
-    where = {"device": options.device, "folder": root / "results", "file": options.json}
+    where = {"device": options.device, "folder": folder, "file": options.json}
     if options.modal is None:
         return collect(list(experiments), Desk(experiments, **where).measure, progress)
     gpu = checked_gpu(options.modal)

@@ -66,6 +66,23 @@ def test_what_is_no_text_is_an_error_that_says_what_would_be(name: str, reason: 
     assert "a prompt a line" in str(caught.value.hint)
 
 
+@pytest.mark.parametrize("elsewhere", [[], ["--modal"]])
+def test_rows_that_could_not_be_kept_are_not_measured(
+    elsewhere: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkout that nobody may write to: rows would come back from another machine and be lost here."""
+
+    def refused(path: Path, mode: str) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("weft.benchmark.collection.collect", lambda *_: pytest.fail("something was measured"))
+    monkeypatch.setattr("weft.testing.remote.modal_runner.ModalRunner", Elsewhere)
+    monkeypatch.setattr(Path, "open", refused)
+    monkeypatch.setattr(sys, "argv", ["main.py", "--collect", "plan", *elsewhere])
+    assert main.main() == 2
+    assert "cannot be written: [Errno 13] Permission denied" in capsys.readouterr().err
+
+
 def test_a_file_that_fails_at_the_end_is_an_error_and_no_crash(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
