@@ -75,7 +75,8 @@ def _collect(options: argparse.Namespace) -> int:
     folder = root / "results"
     if options.json is None:
         folder.mkdir(exist_ok=True)
-        writable("--collect: rows in", folder / "cpu.jsonl")  # as good as any: which device it will be is not known yet
+        # As good as any: which device it will be is not known yet.
+        writable("--json is left out, and", folder / "cpu.jsonl")
     writable("--json", options.json)
     progress = show_bars if sys.stderr.isatty() else show_nothing
     where = {"device": options.device, "folder": folder, "file": options.json}

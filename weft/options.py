@@ -84,7 +84,7 @@ def writable(option: str, path: Path | None) -> None:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(
-            f"{option} {shown(str(path))} cannot be written: {error}", hint="name a file that can be, or leave it out"
+            f"{option} {shown(str(path))} cannot be written: {error}", hint="name another file"
         ) from error
 
 

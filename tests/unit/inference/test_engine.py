@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -193,6 +194,14 @@ def test_seeded_request_draws_the_same_tokens_beside_any_neighbour(place: int, b
         seeded = index == place
         engine.add_request(str(index), PROMPTS[0 if seeded else index + 1], SEEDED if seeded else UNSEEDED)
     assert tokens_of(str(place), list(drain(engine))) == alone
+
+
+def test_a_request_is_told_the_seed_by_which_its_tokens_come_again(build: Build) -> None:
+    engine = build()
+    drawn = engine.add_request("drawn", [40], UNSEEDED)
+    tokens = tokens_of("drawn", list(drain(engine)))
+    assert engine.add_request("again", [40], replace(UNSEEDED, seed=drawn)) == drawn
+    assert tokens_of("again", list(drain(engine))) == tokens
 
 
 def test_unseeded_requests_are_reproducible_from_the_engine_seed_and_differ_from_each_other(build: Build) -> None:
