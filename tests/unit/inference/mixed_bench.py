@@ -206,9 +206,10 @@ class Bench:
         self.before: Callable[[], None] = lambda: None  # happens before a step is executed
         self.after: Callable[[], None] = lambda: None
 
-    def _note(self, engine_id: str, prompt: Sequence[int], params: SamplingParams) -> None:
-        self._add(engine_id, prompt, params)
+    def _note(self, engine_id: str, prompt: Sequence[int], params: SamplingParams) -> int:
+        told = self._add(engine_id, prompt, params)
         self.seeds[engine_id] = self.engine._scheduler._waiting[engine_id].seed
+        return told
 
     def execute(self, plan: StepPlan) -> Any:
         """As a runner does."""
