@@ -13,7 +13,7 @@ from weft.layers.linear import Linear
 from weft.layers.mlp import GatedMLP
 from weft.layers.norm import RMSNorm
 from weft.layers.operations import PlainOperations
-from weft.layers.prepacked import PrepackedLinear, prepack
+from weft.layers.prepacked import PrepackedLinear, prepack, reason_against_prepacking
 
 HERE = {"dtype": torch.float32, "device": torch.device("cpu")}
 
@@ -88,14 +88,29 @@ def test_every_product_sees_eight_rows_and_a_rows_place_shows_nowhere(name: str,
     assert torch.allclose(found, expected, rtol=0, atol=1001 * 2.0**-24 * float(expected.abs().max()))
 
 
+plain_silu = functional.silu
+
+
+def silu_with_a_tail(x: Tensor) -> Tensor:
+    """As on CPUs that take sixteen numbers at a time: what is left at the end goes through another exp."""
+    found = plain_silu(x).flatten()
+    tail = found[len(found) - len(found) % 16 :]
+    tail.copy_(torch.nextafter(tail, tail + 1))
+    return found.view(x.shape)
+
+
 @torch.no_grad()
-def test_of_silu_not_even_the_last_columns_depend_on_the_rows_place() -> None:
+@pytest.mark.parametrize("silu", [plain_silu, silu_with_a_tail], ids=["this machine's", "with a tail"])
+def test_of_silu_not_even_the_last_columns_depend_on_the_rows_place(
+    silu: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A block of odd width has one tail for all rows, where torch's exp is the scalar one, which rounds otherwise."""
+    monkeypatch.setattr(functional, "silu", silu)
     norm, mlp = filled(RMSNorm(64, 1e-5, **HERE)), filled(GatedMLP(64, 1001, **HERE))
     blocks = torch.randn(40, 1, 64, generator=torch.Generator().manual_seed(3)).expand(-1, ROWS, -1)
     gates = [mlp.gate_up(block).chunk(2, dim=-1)[0] for block in blocks]
     shown = sum(not torch.equal(*functional.silu(gate.contiguous())[[0, -1]]) for gate in gates)
-    assert shown, "on this machine there is nothing to see"
+    assert shown or silu is plain_silu, "there is nothing to see"
     for block in blocks:
         found = FixedOrderOperations(nowhere).norm_mlp_add(block.contiguous(), norm, mlp)
         assert torch.equal(found, found[:1].expand_as(found))
@@ -106,6 +121,8 @@ def test_of_silu_not_even_the_last_columns_depend_on_the_rows_place() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_sizes_that_are_found_give_each_row_the_bits_it_has_among_eight(dtype: torch.dtype, packs: bool) -> None:
     here = {"dtype": dtype, "device": torch.device("cpu")}
+    if packs and (reason := reason_against_prepacking(here["device"], dtype)) is not None:
+        pytest.skip(reason)
     norm, mlp, linear = RMSNorm(72, 1e-5, **here), GatedMLP(72, 200, **here), Linear(72, (40, 8), bias=True, **here)
     model = filled(nn.ModuleList([norm, mlp, linear]))
     if packs:

@@ -1,5 +1,7 @@
 """The plain operations are HuggingFace's Llama modules bit for bit, at equal shapes and the same weights."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -39,7 +41,7 @@ def reference(request: pytest.FixtureRequest) -> LlamaForCausalLM:
 
 @pytest.fixture(params=DTYPES, ids=str)
 def theirs(request: pytest.FixtureRequest, reference: LlamaForCausalLM) -> LlamaForCausalLM:
-    return reference.to(request.param)
+    return deepcopy(reference).to(request.param)  # which rounds in place, and the next dtype would have the rounded
 
 
 @pytest.fixture(params=LENGTHS, ids=lambda length: f"{length} tokens")
