@@ -126,6 +126,14 @@ def test_prefill_first_a_prompt_that_finds_no_room_lets_no_later_one_pass() -> N
     assert desk.step().request_ids == ("stream",)
 
 
+def test_no_two_requests_of_a_desk_begin_alike() -> None:
+    """What one of them computed would be found by the other, and the test would count a prompt too few."""
+    desk = Desk("fcfs")
+    for index in range(1100):
+        desk.add(str(index), 2)
+    assert len({request.token_ids[0] for request in desk.scheduler.waiting}) == 1100
+
+
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_prefill_first_computes_at_most_so_many_prompts_a_step(most: int) -> None:
     desk = Desk("prefill_first", max_num_seqs=8, max_num_batched_tokens=64, max_prefills_per_round=most)

@@ -35,11 +35,13 @@ class Desk:
         self.scheduler = Scheduler(config, built, geometry, prefix_caching=True)
         self.now_s = 0.0
         self.first_steps: dict[str, int] = {}
+        self._firsts: dict[str, int] = {}  # of a prompt by its length alone: its tokens, which nobody writes out
         self.steps = 0
 
     def add(self, request_id: str, prompt: int | Sequence[int] = 1, output: int = 1, **options: Any) -> None:
         """A request that comes now. prompt: its tokens, or how many; then no other prompt begins with them."""
-        tokens = [hash(request_id) % 1000 + 10] * prompt if isinstance(prompt, int) else list(prompt)
+        first = self._firsts.setdefault(request_id, 1000 + len(self._firsts))
+        tokens = [first] * prompt if isinstance(prompt, int) else list(prompt)
         self.scheduler.add(
             self.request(
                 request_id=request_id,
