@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.kernels.interpreter import hasten
+from tests.kernels.interpreter import hasten, multiply_by_rows
 
 # Every public tensor annotation is enforced in the test run. `kernels` stays out: the hook breaks @triton.jit.
 _CHECKED = [
@@ -98,12 +98,14 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _interpreter_does_nothing_twice() -> None:
+def _interpreter_does_nothing_twice_and_multiplies_by_rows() -> None:
     """Here and not when a test first asks for a kernel: an engine may be the first to do so."""
     from weft.kernels._jit import HAS_TRITON, interpreting
 
     if HAS_TRITON and interpreting():
-        hasten(importlib.import_module("triton.runtime.interpreter"))
+        interpreter = importlib.import_module("triton.runtime.interpreter")
+        hasten(interpreter)
+        multiply_by_rows(interpreter)
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,11 @@
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
-from tests.kernels.interpreter import hasten
+from tests.kernels.interpreter import hasten, multiply_by_rows
 from weft.kernels._jit import interpreting, jit, tl
 
 
@@ -36,6 +37,25 @@ def test_a_launch_leaves_nothing_replaced() -> None:
         _kernel[(2,)](torch.arange(24.0), found, SIZE=8)
         assert found.tolist() == [7.0, 15.0, 23.0]
         assert of_triton() == before
+
+
+def test_a_row_of_a_product_is_multiplied_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library whose products show a row's place, as OpenBLAS's do on some CPUs, has no place to show."""
+    plain = numpy.matmul
+
+    def showing(a: Any, b: Any, **how: Any) -> Any:
+        found = plain(a, b, **how)
+        return found if a.ndim == 1 else found + numpy.arange(len(a), dtype=found.dtype)[:, None]
+
+    def handle(data: Any, dtype: Any = None) -> SimpleNamespace:
+        return SimpleNamespace(data=data, dtype=SimpleNamespace(scalar=dtype))
+
+    interpreter = SimpleNamespace(InterpreterBuilder=SimpleNamespace(create_dot=None), TensorHandle=handle)
+    multiply_by_rows(interpreter)
+    monkeypatch.setattr(numpy, "matmul", showing)
+    a, b, d = (numpy.ones(shape, dtype=numpy.float32) for shape in ((4, 3), (3, 2), (4, 2)))
+    found = interpreter.InterpreterBuilder.create_dot(None, handle(a), handle(b), handle(d), None, 0)
+    assert found.data.tolist() == [[4.0, 4.0]] * 4
 
 
 def test_calls_inside_a_launch_replace_nothing_again_and_every_launch_does() -> None:
