@@ -140,9 +140,10 @@ class FakeEngine:
     def num_calls(self) -> int:
         return len(self.added) + self.steps
 
-    def add_request(self, name: str, prompt: Sequence[int], params: SamplingParams) -> None:
+    def add_request(self, name: str, prompt: Sequence[int], params: SamplingParams) -> int:
         self.added.append((self.steps, name, params))
         self.open[name] = 0
+        return params.seed or 0
 
     def step(self) -> list[StepOutput]:
         self.steps += 1
@@ -241,10 +242,10 @@ OUTPUTS = [
     ("stop strings not looked for", "if params.stop:", "if False:"),
 ]
 TEXT_ENGINE = [
-    ("one seed for all", "(params.seed + index) % 2**64", "params.seed"),
-    ("a seed beyond 64 bits", "(params.seed + index) % 2**64", "params.seed + index"),
-    ("all at once", "self._following[first.engine_id] = following", "self._due += following"),
-    ("the prompt scored for each", "None if index else first.prompt_logprobs", "first.prompt_logprobs"),
+    ("one seed for all", "(seed + index) % 2**64", "seed"),
+    ("a seed beyond 64 bits", "(seed + index) % 2**64", "seed + index"),
+    ("all at once", "self._following[engine_ids[0]] = _following(", "self._due += _following("),
+    ("the prompt scored for each", "prompt_logprobs=None)", "prompt_logprobs=first.prompt_logprobs)"),
     ("an abort that leaves those who wait", "self._following.pop(engine_id, None)", "pass"),
 ]
 
