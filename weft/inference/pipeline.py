@@ -65,6 +65,8 @@ class Pipeline:
             outputs = [] if launched is None else self._read(launched)
             self._is_stepping = False
         except BaseException:
+            # Ahead of any call, where a second interrupt may come: the engine would refuse everything from then on.
+            self._is_stepping = self._is_planning = False
             self._restart()
             raise
         if not self._scheduler.has_requests:
@@ -100,7 +102,6 @@ class Pipeline:
             raise
 
     def _restart(self) -> None:
-        self._is_stepping = self._is_planning = False
         self._unread = None
         self._scheduler.restart()
 

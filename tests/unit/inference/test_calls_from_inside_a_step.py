@@ -166,3 +166,25 @@ def test_what_is_refused_inside_a_step_has_no_part_in_the_seeds_of_who_comes_aft
         return said_by(engine)[0]["drawn"]
 
     assert drawn(lambda engine: engine.add_request("z", [4, 5], params)) == drawn(lambda engine: None)
+
+
+def test_a_second_interrupt_ahead_of_all_that_the_first_leads_to_leaves_no_step_under_way(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python lets one in where a call begins. Nobody would be called by the step any more, and every call refused."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for place in ("_scheduler.schedule", "_runner.execute"):
+        engine = build()
+        start(engine)
+        with monkeypatch.context() as patch:
+            patch.setattr("weft.inference.pipeline.Pipeline._restart", interrupted)
+            owner, name = place.split(".")
+            patch.setattr(getattr(engine._pipeline, owner), name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                engine.step()
+        for request_id in PROMPTS:
+            assert engine.abort(request_id) is not None
+        assert engine.step() == []
