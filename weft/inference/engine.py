@@ -13,7 +13,7 @@ from typing import get_args
 
 from weft.config import EngineConfig
 from weft.errors import DuplicateRequestError, QueueFullError, RequestError, shown
-from weft.inference.input_processor import InputProcessor, as_token_ids, check_options
+from weft.inference.input_processor import InputProcessor, as_token_ids, check_request_options
 from weft.inference.pipeline import Pipeline
 from weft.inference.policies import build_policy
 from weft.inference.request import FinishReason, Request
@@ -117,7 +117,7 @@ class Engine:
             raise DuplicateRequestError(f"request_id={request_id!r} is still in use")
         token_ids = as_token_ids(prompt_token_ids)
         self._inputs.check(token_ids, params)
-        check_options(priority=priority, user=user, ttft_deadline_s=ttft_deadline_s, cache_salt=cache_salt)
+        check_request_options(priority=priority, user=user, ttft_deadline_s=ttft_deadline_s, cache_salt=cache_salt)
         self._check_queue(len(token_ids))
         self._num_calls += 1
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed

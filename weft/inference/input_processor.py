@@ -140,7 +140,7 @@ class InputProcessor:
         return min(room, num_prompt_tokens + params.max_tokens)
 
 
-def check_options(
+def check_request_options(
     *, priority: int = 0, user: str | None = None, ttft_deadline_s: float | None = None, cache_salt: str | None = None
 ) -> None:
     """Raises: RequestError for what a request cannot be ordered, shared or cached by."""
