@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from uuid import uuid4
 
+from weft.cli import exit_status
 from weft.config import DTYPE_ALIASES, DTYPES, EngineConfig
-from weft.errors import ConfigError, RequestError, WeftError
+from weft.errors import ConfigError, RequestError
 from weft.options import writable
 from weft.testing.prompts import STANDING_PROMPTS, read_prompts
 from weft.testing.remote.gpu_names import DEFAULT_GPU, checked_gpu
@@ -15,18 +16,9 @@ from weft.testing.remote.gpu_names import DEFAULT_GPU, checked_gpu
 
 def main() -> int:
     options = _options()
-    try:
-        if options.collect is not None:
-            return _collect(options)
-        return _verify(options) if options.modal is None else _verify_on_modal(options)
-    except WeftError as error:
-        print(f"main.py: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except OSError as error:  # a disk that is full by now
-        print(f"main.py: {error}", file=sys.stderr)
-        return 2
+    verify = _verify if options.modal is None else _verify_on_modal
+    run = verify if options.collect is None else _collect
+    return exit_status("main.py", lambda: run(options))
 
 
 def _options() -> argparse.Namespace:

@@ -5,7 +5,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -38,12 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout, io.TextIOWrapper
     ):  # what a terminal cannot show is shown by number, and no answer is lost
         sys.stdout.reconfigure(errors="backslashreplace")
+    return exit_status("weft", lambda: int(options.run(options)))
+
+
+def exit_status(program: str, run: Callable[[], int]) -> int:
+    """What a program ends with: its own status, or that of what went wrong, which is told in its name."""
     try:
-        status = int(options.run(options))
+        status = run()
         sys.stdout.flush()
         return status
     except WeftError as error:
-        print(f"weft: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -51,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _forget_output()
         return 141
     except OSError as error:  # a full disk, under standard output or a file
-        print(f"weft: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         _forget_output()
         return 2
 

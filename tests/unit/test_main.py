@@ -83,18 +83,26 @@ def test_rows_that_could_not_be_kept_are_not_measured(
     assert "cannot be written: [Errno 13] Permission denied" in capsys.readouterr().err
 
 
-def test_a_file_that_fails_at_the_end_is_an_error_and_no_crash(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("failure", "status", "told"),
+    [
+        (OSError(28, "No space left on device"), 2, "main.py: [Errno 28] No space left on device\n"),
+        (BrokenPipeError(32, "Broken pipe"), 141, ""),  # as of `main.py | head`
+    ],
+    ids=["a full disk", "a reader that has left"],
+)
+def test_what_fails_at_the_end_is_no_crash(
+    failure: OSError, status: int, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A disk that has filled up since the start; what was found is on the screen by then."""
 
-    def full(_: object) -> int:
-        raise OSError(28, "No space left on device")
+    def fails(_: object) -> int:
+        raise failure
 
-    monkeypatch.setattr(main, "_verify", full)
+    monkeypatch.setattr(main, "_verify", fails)
     monkeypatch.setattr(sys, "argv", ["main.py"])
-    assert main.main() == 2
-    assert capsys.readouterr().err == "main.py: [Errno 28] No space left on device\n"
+    assert main.main() == status
+    assert capsys.readouterr().err == told
 
 
 @pytest.mark.parametrize(
