@@ -73,7 +73,7 @@ class TextEngine:
         try:
             seed = self.engine.add_request(engine_ids[0], prompt_token_ids, first)
             if params.n > 1:
-                self._following[engine_ids[0]] = _following(engine_ids, prompt_token_ids, first, seed)
+                self._following[engine_ids[0]] = _other_answers(engine_ids, prompt_token_ids, first, seed)
         except RequestError:
             self._processor.forget(request_id)
             raise
@@ -180,7 +180,7 @@ class TextEngine:
         return list(found)
 
 
-def _following(
+def _other_answers(
     engine_ids: Sequence[str], prompt_token_ids: Sequence[int], first: SamplingParams, seed: int
 ) -> list[_Answer]:
     """All answers but the first, whose seed is given. When they enter is the queue's to say, and shows in no token."""

@@ -244,7 +244,7 @@ OUTPUTS = [
 TEXT_ENGINE = [
     ("one seed for all", "(seed + index) % 2**64", "seed"),
     ("a seed beyond 64 bits", "(seed + index) % 2**64", "seed + index"),
-    ("all at once", "self._following[engine_ids[0]] = _following(", "self._due += _following("),
+    ("all at once", "self._following[engine_ids[0]] = _other_answers(", "self._due += _other_answers("),
     ("the prompt scored for each", "prompt_logprobs=None)", "prompt_logprobs=first.prompt_logprobs)"),
     ("an abort that leaves those who wait", "self._following.pop(engine_id, None)", "pass"),
 ]

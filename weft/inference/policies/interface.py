@@ -37,7 +37,7 @@ class Policy(ABC):
     finds no room closes the door to all who wait behind it in that step; what is running gives way only when the pool
     is dry; and once somebody had to give way in a step, nobody else is admitted in it.
 
-    A policy is asked while a plan is in the making: the engine refuses whatever it asks for meanwhile.
+    A policy is asked while a plan is in the making: the engine refuses to add or end a request, or take a step, then.
     """
 
     # The fields of SchedulerConfig that only some policies read, and this one does.
