@@ -147,7 +147,9 @@ def test_broken_rows_have_no_threshold_and_disturb_no_other(device: torch.device
 
 @pytest.mark.skipif(not interpreting(), reason="only the interpreter says what a kernel touched")
 def test_only_what_may_matter_is_read_and_only_its_own_is_written(
-    accesses: Callable[[], Accesses], fenced: Callable[[torch.Tensor], torch.Tensor]
+    accesses: Callable[[], Accesses],
+    fenced: Callable[[torch.Tensor], torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows that cut nothing are not looked at; the second pass of top_k reads only blocks that reach its digit."""
     vocab_size = 3 * BLOCK
@@ -157,6 +159,8 @@ def test_only_what_may_matter_is_read_and_only_its_own_is_written(
     whole = torch.zeros(4, dtype=torch.int64)
     whole[0], whole[1] = 5, 1
     temperatures, top_p, min_p = torch.tensor([0.0, 1.0, 1.0, 1.0]), torch.tensor([0.5, 0.9, 1.0, 1.0]), torch.zeros(4)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, **given: fenced(empty(*shape, **given)))  # the result's too
     seen = accesses()
     found = thresholds(logits, temperatures, whole, top_p, min_p)
     assert found.tolist() == [-torch.inf, 50.0, -torch.inf, -torch.inf]
