@@ -26,6 +26,13 @@ _TILES_ASKED = f"{_BACKENDS}::test_tiles_of_fixed_order_follow_from_the_layer_th
 _KERNELS_BACKED = f"{_BUILDING}::test_batch_invariance_reaches_the_products_and_the_attention_of_kernels"
 
 FAULTS = (
+    _attention(
+        name="values of narrow heads end within a vector",
+        old="(values, -values.shape[-1] % VECTOR)",
+        new="(values, 0)",
+        why="MKL sums odd rows of 6 or 10 columns in another order than even ones.",
+        killers=(f"{_ATTENTION}::test_no_product_with_values_ends_within_a_vector_whatever_the_width_of_heads[10]",),
+    ),
     _operations(
         name="the last block is as short as the batch",
         old="filled = functional.pad(x, (0, 0, 0, sum(blocks) - count))",

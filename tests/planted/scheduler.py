@@ -16,6 +16,19 @@ _request = partial(Fault, file="weft/inference/request.py", tier="tests/unit")
 _scores = partial(Fault, file="weft/inference/prompt_scores.py", tier="tests/unit")
 
 FAULTS = (
+    Fault(
+        name="a policy may call the engine while it plans",
+        file="weft/inference/pipeline.py",
+        old="if self._is_planning or (is_step and self._is_stepping):",
+        new="if is_step and self._is_stepping:",
+        why="A request ends while it is given a row, and takes the row with it.",
+        tier="tests/unit",
+        killers=(
+            "tests/unit/inference/test_calls_from_inside_a_step.py::"
+            "test_a_policy_that_calls_the_engine_is_told_which_call_and_nothing_is_lost"
+            "[admitted-finish('a', 'abort')-False-True]",
+        ),
+    ),
     _scheduler(
         name="the last chunk is taken for one that stops short",
         old="count > min(chunk, left):",

@@ -58,9 +58,23 @@ FAULTS = (
         name="options are not looked at before the tokenizer is read",
         old="    return _choose(config, checkpoint).geometry\n",
         new="    return BlockGeometry(num_blocks=1, block_size=1, shareable=True)\n",
-        why="A mistyped backend is told after seconds, or behind an error of the tokenizer.",
+        why="A backend that cannot run is told after seconds, or behind an error of the tokenizer.",
         killers=(
-            "tests/unit/test_llm.py::test_what_cannot_run_here_is_refused_before_the_tokenizer_is_read[options4-pagd_gather]",
+            "tests/unit/test_llm.py::test_what_cannot_run_here_is_refused_before_the_tokenizer_is_read"
+            "[options6-block_size=16 says nothing to the contiguous backend]",
+        ),
+    ),
+    Fault(
+        name="a mistyped option waits for a download",
+        file="weft/llm.py",
+        tier="tests/unit",
+        old="        check_options(config)  # before anything is looked for, or fetched\n",
+        new="",
+        why="Minutes pass before the name of a policy turns out to be none.",
+        killers=(
+            "tests/unit/inference/test_refusals_at_start.py::"
+            "test_what_no_model_could_make_right_is_refused_before_a_checkpoint_is_looked_for"
+            "[options0-unknown policy='fcf'-did you mean 'fcfs'?]",
         ),
     ),
 )

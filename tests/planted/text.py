@@ -193,6 +193,25 @@ DETOKENISING = (
         why="Each is given what the other's requests gained, and loses it.",
         killers=("tests/unit/test_text_engine.py::test_a_step_that_would_lose_tokens_is_not_taken",),
     ),
+    _fault(
+        name="prompts are queued beyond what may wait",
+        file="weft/llm.py",
+        old="while left and text.has_room_for(left[0].token_ids):",
+        new="while left:",
+        why="A long list of prompts is refused whole, with a hint made for servers.",
+        killers=("tests/unit/test_llm_queue.py::test_no_more_wait_than_may",),
+    ),
+    _fault(
+        name="prompts overtake answers that wait for room",
+        file="weft/text_engine.py",
+        old="return not self._due and self.engine.has_room_for(",
+        new="return self.engine.has_room_for(",
+        why="The other answers to a prompt wait until the whole list has come in.",
+        killers=(
+            "tests/unit/test_llm_queue.py::"
+            "test_answers_that_wait_for_room_are_not_overtaken_by_prompts_that_would_find_some",
+        ),
+    ),
     _engine(
         name="a step by hand is not counted",
         old="        self._num_calls += 1\n        return self._pipeline.step()\n",
