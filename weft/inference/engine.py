@@ -103,7 +103,7 @@ class Engine:
         ttft_deadline_s: float | None = None,
         cache_salt: str | None = None,
     ) -> int:
-        """Queue a request; the seed of its noise, its own or the one drawn for it.
+        """Queue a request. Returns the seed of its noise: its own, or the one that was drawn for it.
 
         priority: smaller is sooner, for the policy priority.   user: whose share it is, for the policy fair.
         ttft_deadline_s: seconds from now to its first token, for the policy deadline.
