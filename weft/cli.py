@@ -45,7 +45,7 @@ def exit_status(program: str, run: Callable[[], int]) -> int:
     """What a program ends with: its own status, or that of what went wrong, which is told in its name."""
     try:
         status = run()
-        sys.stdout.flush()
+        _flush()
         return status
     except WeftError as error:
         print(f"{program}: {error}", file=sys.stderr)
@@ -61,10 +61,15 @@ def exit_status(program: str, run: Callable[[], int]) -> int:
         return 2
 
 
+def _flush() -> None:
+    if sys.stdout is not None:  # as it is where whoever started the program has closed it
+        sys.stdout.flush()
+
+
 def _forget_output() -> None:
     """Nothing of what waits to be written may fail once more at exit."""
     with suppress(OSError):
-        sys.stdout.flush()
+        _flush()
         return
     with suppress(OSError):  # a stream without a descriptor has nothing that waits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

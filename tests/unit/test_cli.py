@@ -16,7 +16,7 @@ import pytest
 from tests.unit.test_llm import save_text_model
 from weft import LLM, SamplingParams, __version__
 from weft.chat_command import WITHOUT
-from weft.cli import _parser, main
+from weft.cli import _parser, exit_status, main
 from weft.command_arguments import sampling_params
 from weft.inference.sampler import GumbelSampler
 from weft.tokenizer.hub import HubTokenizer
@@ -341,3 +341,18 @@ def test_an_interrupt_exits_130(model: str, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(LLM, "generate", interrupted)
     assert generate(model, "row") == 130
+
+
+@pytest.mark.parametrize(("fails", "status"), [(False, 0), (True, 2)])
+def test_a_program_without_standard_output_ends_as_any_other(
+    fails: bool, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closed before it begins, it is None."""
+
+    def run() -> int:
+        if fails:
+            raise OSError("the disk is full")
+        return 0
+
+    monkeypatch.setattr("sys.stdout", None)
+    assert exit_status("weft", run) == status
